@@ -1,0 +1,1 @@
+"""Evener: trains one open-weights policy inside the coding agents people really use."""
