@@ -49,8 +49,10 @@ CAUSES: dict[str, Cause] = {
     "harness_unknown": Cause(Boundary.INPUT, "no such harness", "run `evener harnesses ls`"),
     "settings_invalid": Cause(Boundary.INPUT, "a setting is malformed", "mend the named EVENER_* variable"),
     "request_invalid": Cause(Boundary.INPUT, "the API refused the request", "mend what the message names"),
+    "query_invalid": Cause(Boundary.INPUT, "the database refused the query", "see docs/sql.md for tables and views"),
     "not_found": Cause(Boundary.INPUT, "no such object", "list what there is with `ls`"),
     "port_occupied": Cause(Boundary.INPUT, "another program listens on the port", "stop it, or set the port's EVENER_*_PORT"),
+    "folder_in_use": Cause(Boundary.INPUT, "another evener runs in this folder", "wait for it, stop it, or set EVENER_DATA"),
     "sandbox_refused": Cause(
         Boundary.INPUT,
         "this sandbox does not contain tasks that are not your own",
