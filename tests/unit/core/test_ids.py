@@ -21,7 +21,9 @@ def test_session_id_round_trip(attempt: int):
     assert parse_session_id(session_id(rollout, attempt)) == (rollout, attempt)
 
 
-@pytest.mark.parametrize("text", ["", "x.1", f"{new_id()}", f"{new_id()}.0", f"{new_id()}.-1", f"{new_id()}.1x", f" {new_id()}.1"])
+@pytest.mark.parametrize(
+    "text", ["", "x.1", f"{new_id()}", f"{new_id()}.0", f"{new_id()}.-1", f"{new_id()}.1x", f" {new_id()}.1"]
+)
 def test_what_is_no_session_is_refused(text: str):
     with pytest.raises(ValueError, match="is not a session id"):
         parse_session_id(text)

@@ -39,7 +39,9 @@ def test_poison_is_refused(body: bytes):
 
 
 def test_queues():
-    assert [messages.queue_of(m) for m in EXAMPLES] == ["rollouts.run", "workspaces.score", "groups.train.p"] + ["ledger.events"] * 5
+    assert [messages.queue_of(m) for m in EXAMPLES] == ["rollouts.run", "workspaces.score", "groups.train.p"] + [
+        "ledger.events"
+    ] * 5
 
 
 def test_every_cause_has_a_remedy_and_its_class():

@@ -57,10 +57,14 @@ def test_an_empty_folder_and_none(tmp_path):
         read_tasks(tmp_path / "absent")
 
 
+def names_in(bundle: bytes) -> set[str]:
+    with tarfile.open(fileobj=io.BytesIO(bundle)) as archive:
+        return set(archive.getnames())
+
+
 def test_held_out_the_agent_side_holds_no_test_and_no_solution(tmp_path):
     task = read_task(make(tmp_path / "one"))
-    names = set(tarfile.open(fileobj=io.BytesIO(agent_bundle(task))).getnames())
-    assert names == {
+    assert names_in(agent_bundle(task)) == {
         "task.toml",
         "instruction.md",
         "environment",
@@ -68,8 +72,7 @@ def test_held_out_the_agent_side_holds_no_test_and_no_solution(tmp_path):
         "environment/workspace",
         "environment/workspace/a.txt",
     }
-    grader = set(tarfile.open(fileobj=io.BytesIO(grader_bundle(task))).getnames())
-    assert grader == {"task.toml", "tests", "tests/test.sh", "solution", "solution/solve.sh"}
+    assert names_in(grader_bundle(task)) == {"task.toml", "tests", "tests/test.sh", "solution", "solution/solve.sh"}
 
 
 def test_the_digest_depends_on_content_alone(tmp_path):
