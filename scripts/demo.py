@@ -18,6 +18,7 @@ EXAMPLE = ROOT / "examples" / "first-run"
 
 
 def main() -> int:
+    """Run the demo; the exit code is the verdict."""
     arguments = _arguments()
     os.chdir(ROOT)
     with tempfile.TemporaryDirectory() as folder:
