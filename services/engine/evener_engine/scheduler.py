@@ -198,7 +198,9 @@ class Scheduler:
             for index, row in enumerate(self._active):
                 row.trunk = renewed.get(id(row.trunk))
                 if row.tail:
-                    self._model.prefill(row.ids[:-1], self._rows, index, row.trunk, row.trunk.length if row.trunk else 0)
+                    self._model.prefill(
+                        row.ids[:-1], self._rows, index, row.trunk, row.trunk.length if row.trunk else 0
+                    )
 
         return self._command(command)
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from typing import TYPE_CHECKING
 
@@ -74,6 +75,9 @@ def serve(
         lifespan="off",
         timeout_graceful_shutdown=1,
     )
+    # What exists now lives as long as the process: collections under load, and the last one at exit, skip it.
+    gc.collect()
+    gc.freeze()
     engine.scheduler.start()
     log.info("engine serves", policy=str(policy), model=name, version=version, address=f"{host}:{port}")
     _Server(config, engine, follow_parent=follow_parent).run()

@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import AutoConfig
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -83,10 +83,14 @@ class Architecture:
 
     def rotary(self, length: int) -> tuple[Tensor, Tensor]:
         """Cosine and sign-folded sine tables `[length, head_dim]`: `x*cos + roll(x, head_dim/2)*sin` rotates x."""
-        table = LlamaRotaryEmbedding(self.config)
-        cos, sin = table(torch.empty(0), torch.arange(length)[None])
-        half = self.head_dim // 2
-        return cos[0], torch.cat((-sin[0, :, :half], sin[0, :, half:]), -1)
+        rope = self.config.rope_parameters
+        if rope["rope_type"] == "default":
+            inverse, scale = rope["rope_theta"] ** -(torch.arange(0, self.head_dim, 2).float() / self.head_dim), 1.0
+        else:
+            inverse, scale = ROPE_INIT_FUNCTIONS[rope["rope_type"]](self.config, torch.device("cpu"))
+        angles = torch.arange(length).float()[:, None] * inverse
+        cos, sin = angles.cos() * scale, angles.sin() * scale
+        return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Every tensor of the policy by its name in transformers."""
