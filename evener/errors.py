@@ -79,6 +79,8 @@ CAUSES: dict[str, Cause] = {
         "the engine returns no token ids or log-probabilities",
         "start vLLM with --logprobs-mode processed_logprobs and a version that knows return_token_ids",
     ),
+    "proxy_unavailable": Cause(Boundary.INFRA, "the proxy does not answer", "see the proxy's log; `evener doctor`"),
+    "proxy_refused": Cause(Boundary.INFRA, "the proxy's admin side refused us", "set EVENER_ADMIN_TOKEN alike everywhere"),
     "lease_expired": Cause(Boundary.INFRA, "the runner fell silent", "look for a dead runner; it is tried again"),
     "calls_lost": Cause(Boundary.INFRA, "a proxy died with calls in flight", "it is tried again"),
     "capture_gap": Cause(Boundary.INFRA, "the archived calls are not those that were sealed", "look at Redis's log"),
