@@ -126,7 +126,8 @@ class DiskWeightSink:
             async with self._http.request(method, self._url + path, data=data, headers=headers) as response:
                 content = await response.read()
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise InfraError("engine_unavailable", f"{method} {self._url}{path}: {error or type(error).__name__}") from error
+            what = str(error) or type(error).__name__
+            raise InfraError("engine_unavailable", f"{method} {self._url}{path}: {what}") from error
         if response.status != 200:
             text = content[:300].decode(errors="replace")
             raise InfraError("engine_error", f"{method} {self._url}{path}: {response.status}: {text}")

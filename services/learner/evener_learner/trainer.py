@@ -86,7 +86,14 @@ def make_trainer(options: TrainOptions, feed: Feed) -> "StepTrainer":
         packing.tree_attention = tree_attention
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    arguments = AsyncGRPOConfig(
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # TRL sets options by their former names
+        arguments = _arguments(options, cuda)
+    return StepTrainer(options, feed, arguments)
+
+
+def _arguments(options: TrainOptions, cuda: bool) -> AsyncGRPOConfig:
+    return AsyncGRPOConfig(
         output_dir=str(options.folder / "trl"),
         max_steps=MAX_STEPS,
         learning_rate=options.learning_rate,
@@ -113,8 +120,6 @@ def make_trainer(options: TrainOptions, feed: Feed) -> "StepTrainer":
         report_to="none",
         disable_tqdm=True,
     )
-    return StepTrainer(options, feed, arguments)
-
 
 class StepTrainer(AsyncGRPOTrainer):
     """TRL's trainer with steps for batches."""
