@@ -72,6 +72,10 @@ CAUSES: dict[str, Cause] = {
     # infra
     "api_unavailable": Cause(Boundary.INFRA, "the orchestrator does not answer", "is `evener up` running?"),
     "api_refused": Cause(Boundary.INFRA, "the orchestrator refused our token", "set EVENER_API_TOKEN"),
+    "bus_unavailable": Cause(Boundary.INFRA, "the message broker does not answer", "is RabbitMQ up? see EVENER_AMQP_URL"),
+    "bus_refused": Cause(
+        Boundary.INFRA, "the message broker refused", "look at RabbitMQ's log, its policies and the user's permissions"
+    ),
     "engine_unavailable": Cause(Boundary.INFRA, "the engine does not answer", "see the engine's log; `evener doctor`"),
     "engine_error": Cause(Boundary.INFRA, "the engine failed on a call", "see the engine's log"),
     "engine_level": Cause(
