@@ -305,7 +305,7 @@ class Scheduler:
         # The row under admission is not among those a shrinking trunk moves: it holds nothing yet.
         trunk, kv = self._store.match(ids)
         if trunk is None and len(ids) > TRUNK_MIN:
-            trunk = self._compute_trunk(ids[:-1])
+            trunk, kv = self._compute_trunk(ids[:-1]), None  # the trunk covers what a trunkless tail may have given
         row.trunk = trunk
         if kv is not None:
             self._rows.write(index, kv)

@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from .conftest import CONTEXT, Server
+from .conftest import CONTEXT, Server, ServerProcess
 
 pytestmark = pytest.mark.torch
 LONG: dict[str, Any] = {"messages": [{"role": "user", "content": "go"}], "ignore_eos": True, "max_tokens": 400}
@@ -46,7 +46,7 @@ def tampered(policy: Path, folder: Path, what: str) -> Path:
 async def test_a_bad_publication_changes_nothing(start_server: Any, policies: list[Path], tmp_path: Path) -> None:
     server: Server = start_server()
     fields = SHORT | {"seed": 1, "logprobs": True, "max_tokens": 12}
-    before = (await server.chat(**fields))["choices"]
+    before = (await server.chat(**fields))["choices"][0]
     assert (await server.post("/update_weights", {"update_info": {"path": str(policies[1])}}))[0] == 400
     for what in ("missing", "unexpected", "misshapen", "not finite", "truncated", "nowhere"):
         path = tmp_path / "none" if what == "nowhere" else tampered(policies[1], tmp_path / what, what)
@@ -55,10 +55,13 @@ async def test_a_bad_publication_changes_nothing(start_server: Any, policies: li
         assert (status, "version 1 keeps serving" in reply["error"]["message"]) == (400, True), what
         assert (await server.post("/finish_weight_update", {"weight_version": "2"}))[0] == 400
     assert (await server.request("GET", "/weight_info"))[1] == {"weight_version": "1"}
-    assert (await server.chat(**fields))["choices"] == before
+    after = (await server.chat(**fields))["choices"][0]
+    assert (after["token_ids"], after["weight_versions"]) == (before["token_ids"], before["weight_versions"])
+    pairs = zip(after["logprobs"]["content"], before["logprobs"]["content"], strict=True)
+    assert all(abs(a["logprob"] - b["logprob"]) < 1e-4 for a, b in pairs)
     await server.publish(policies[1] / "model.safetensors", "7")
     assert (await server.request("GET", "/weight_info"))[1] == {"weight_version": "7"}
-    assert (await server.chat(**fields))["choices"] != before
+    assert (await server.chat(**fields))["choices"][0]["token_ids"] != before["token_ids"]
 
 
 async def test_pause_modes(start_server: Any) -> None:
@@ -79,7 +82,7 @@ async def test_pause_modes(start_server: Any) -> None:
 
 
 async def test_a_client_that_leaves_ends_its_call(start_server: Any) -> None:
-    server: Server = start_server("--slots", "1")
+    server: Server = start_server(slots=1)
     await server.post("/pause?mode=keep")
     timeout = aiohttp.ClientTimeout(total=0.3)
     for _ in range(20):  # 20 x 400 tokens in one slot would take many seconds
@@ -104,8 +107,9 @@ async def test_max_tokens_beyond_the_window_are_clamped(start_server: Any) -> No
 
 
 @pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT])
-async def test_a_signal_ends_it_within_two_seconds(start_server: Any, sig: signal.Signals) -> None:
-    server: Server = start_server()
+async def test_a_signal_ends_it_within_two_seconds(policy: Path, sig: signal.Signals) -> None:
+    server = ServerProcess(policy)
+    await asyncio.to_thread(server.wait_ready)
     running = [asyncio.ensure_future(server.post("/v1/chat/completions", LONG)) for _ in range(4)]
     await asyncio.sleep(0.2)
     start = time.monotonic()
@@ -122,12 +126,8 @@ def test_it_ends_with_its_parent(policy: Path) -> None:
         "p = subprocess.Popen([sys.executable, '-m', 'evener_engine', *sys.argv[1:]])\n"
         "print(p.pid, flush=True); sys.stdin.readline()"
     )
-    server = Server.__new__(Server)
-    server.port = _free_port()
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    argv = [sys.executable, "-c", script, "--policy", str(policy), "--port", str(server.port)]
-    parent = subprocess.Popen(argv, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    server.process = parent
+    server = ServerProcess(policy, sys.executable, "-c", script, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    parent = server.process
     assert parent.stdout is not None
     child = int(parent.stdout.readline())
     try:
@@ -154,14 +154,6 @@ def test_a_policy_it_cannot_serve_is_refused_with_the_reason(policy: Path, tmp_p
     assert ended.returncode == 2
     assert "does not implement attention_bias" in ended.stderr
     assert "Traceback" not in ended.stderr
-
-
-def _free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def _zombie(pid: int) -> bool:
