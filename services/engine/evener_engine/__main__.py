@@ -26,7 +26,7 @@ def main() -> int:
     try:
         serve(**arguments)
     except PolicyError as error:
-        print(f"error: {error}", file=sys.stderr)  # noqa: T201
+        print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
 

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import jinja2
 from transformers import AutoTokenizer
 
+from .weights import PolicyError
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -39,7 +41,12 @@ class Chat:
     """A policy folder's tokenizer and chat template."""
 
     def __init__(self, folder: Path) -> None:
-        self.tokenizer = cast("Any", AutoTokenizer.from_pretrained(folder))
+        try:
+            self.tokenizer = cast("Any", AutoTokenizer.from_pretrained(folder))
+        except (OSError, ValueError) as error:
+            raise PolicyError(f"cannot read the policy's tokenizer in {folder}: {error}") from error
+        if not self.tokenizer.is_fast:
+            raise PolicyError(f"the policy's tokenizer has no tokenizer.json ({folder})")
         self.eos: int | None = self.tokenizer.eos_token_id
         self._backend: Tokenizer = self.tokenizer.backend_tokenizer
         self._boundary = _boundary(list(self._backend.get_added_tokens_decoder().values()))

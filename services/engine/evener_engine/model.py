@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 PREFILL_CHUNK = 512  # tokens a pass: bounds the score matrices of a long prompt; larger was no faster
 TAIL_STEP = 256  # tails grow by this many columns
 
-_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001  (SDPA does not return log-sum-exp)
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
 @dataclass(eq=False)
@@ -107,7 +107,7 @@ class Model:
     def decode(
         self, tokens: Sequence[int], lengths: Sequence[int], trunks: Sequence[Trunk | None], rows: Rows
     ) -> Tensor:
-        """One token for each of the first `len(tokens)` rows, whose tails hold `lengths` tokens; logits `[rows, vocab]`."""
+        """One token for each of the first rows, whose tails hold `lengths` tokens; logits `[rows, vocab]`."""
         count = len(tokens)
         rows.reserve(max(lengths) + 1)
         tails = torch.tensor(lengths)

@@ -1,8 +1,8 @@
-"""What was computed once is not computed again. Invariant: keys and values returned for ids belong to exactly those ids.
+"""What was computed once is not computed again. Invariant: keys and values found for ids belong to exactly those ids.
 
 Two kinds of prefix are kept. A *trunk* is shared by running rows; it starts as the whole of the first prompt seen,
-and shrinks or is extended to what later prompts have in common (system prompt and tools, for agents). A *parked tail* is what one
-call computed behind its trunk; the session's next call, or another rollout of the same task, starts from a copy.
+and shrinks or is extended to what later prompts have in common (system prompt and tools, for agents). A *parked tail*
+is what one call computed behind its trunk; the session's next call, or another rollout of the task, starts from a copy.
 Everything here is for one set of weights; the scheduler drops it when they change.
 """
 
@@ -12,12 +12,12 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy
 import torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import numpy
     from numpy.typing import NDArray
     from torch import Tensor
 

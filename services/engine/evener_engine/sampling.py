@@ -1,4 +1,4 @@
-"""Choosing tokens. Invariant: a token's log-probability is that of the distribution it was drawn from, float32 and <= 0.
+"""Choosing tokens. Invariant: a log-probability is that of the distribution its token was drawn from.
 
 Each call draws its uniforms from a generator of its own, so neither the global generator nor the batch a call happens
 to share changes what it samples. The scheduler calls `sample`; the server builds the parameters.

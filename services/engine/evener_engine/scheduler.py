@@ -1,4 +1,4 @@
-"""Continuous batching. Invariant: every submitted call ends exactly once, and each token bears the version that made it.
+"""Continuous batching. Invariant: every call ends exactly once, and each token bears the version that made it.
 
 One thread owns the model, the rows and the prefix store. The server's event loop hands it calls and commands; commands
 (pause, resume, swap) run between two steps, so a step never sees two sets of weights. After a swap the keys and values
@@ -78,7 +78,7 @@ class Call:
             self.finish = "length"
 
     def _stop_string(self) -> str | None:
-        # A token adds at least one byte and a character has at most four, so older tokens cannot be part of a new match.
+        # A token adds at least one byte and a character has at most four: older tokens are part of no new match.
         window = 4 * max(map(len, self.sampling.stop)) + 4
         text = self.decode(self.tokens[-window:])
         return next((stop for stop in self.sampling.stop if stop in text), None)
@@ -94,7 +94,12 @@ class _Row:
     @property
     def tail(self) -> int:
         """Tokens behind the trunk whose keys and values are held."""
-        return len(self.ids) - 1 - (self.trunk.length if self.trunk else 0)
+        return len(self.ids) - 1 - self.base
+
+    @property
+    def base(self) -> int:
+        """Tokens in the trunk."""
+        return self.trunk.length if self.trunk else 0
 
 
 class Scheduler:
@@ -198,9 +203,7 @@ class Scheduler:
             for index, row in enumerate(self._active):
                 row.trunk = renewed.get(id(row.trunk))
                 if row.tail:
-                    self._model.prefill(
-                        row.ids[:-1], self._rows, index, row.trunk, row.trunk.length if row.trunk else 0
-                    )
+                    self._model.prefill(row.ids[:-1], self._rows, index, row.trunk, row.base)
 
         return self._command(command)
 
@@ -293,8 +296,8 @@ class Scheduler:
             known = self._reuse(index, row, ids)
             logits = self._model.prefill(row.ids, self._rows, index, row.trunk, known)
             if len(ids) - known > 1:  # else another call's parked tail covers it
-                base = row.trunk.length if row.trunk else 0
-                self._store.park(row.key, Parked(ids, len(ids), row.trunk, self._rows.read(index, 0, len(ids) - base)))
+                kv = self._rows.read(index, 0, len(ids) - row.base)
+                self._store.park(row.key, Parked(ids, len(ids), row.trunk, kv))
             self._sample(logits, index, [row])
 
     def _reuse(self, index: int, row: _Row, ids: numpy.ndarray[tuple[int], numpy.dtype[numpy.int32]]) -> int:
@@ -302,11 +305,11 @@ class Scheduler:
         # The row under admission is not among those a shrinking trunk moves: it holds nothing yet.
         trunk, kv = self._store.match(ids)
         if trunk is None and len(ids) > TRUNK_MIN:
-            trunk = self._compute_trunk(ids[:-1])
+            trunk, kv = self._compute_trunk(ids[:-1]), None  # the trunk covers what a trunkless tail may have given
         row.trunk = trunk
         if kv is not None:
             self._rows.write(index, kv)
-        return (trunk.length if trunk else 0) + (kv.shape[3] if kv is not None else 0)
+        return row.base + (kv.shape[3] if kv is not None else 0)
 
     def _compute_trunk(self, ids: numpy.ndarray[tuple[int], numpy.dtype[numpy.int32]]) -> Trunk:
         scratch = Rows(self._model.arch, 1)

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from fastapi import Request
 
     from .sampling import Sampling
-    from .scheduler import PauseMode
     from .weights import Weights
 
 
@@ -148,9 +147,9 @@ class Engine:
         if len(prompt) >= self._context:
             raise ApiError(
                 400,
-                f"This model's maximum context length is {self._context} tokens. However, your prompt contains at least "
-                f"{len(prompt)} input tokens, which exceeds this limit even without any output tokens. Please reduce "
-                f"the length of the input prompt. (parameter=input_tokens, value={len(prompt)})",
+                f"This model's maximum context length is {self._context} tokens. However, your prompt contains at "
+                f"least {len(prompt)} input tokens, which exceeds this limit even without any output tokens. Please "
+                f"reduce the length of the input prompt. (parameter=input_tokens, value={len(prompt)})",
                 "input_tokens",
             )
         return prompt, body.sampling(self._context - len(prompt))
@@ -259,7 +258,7 @@ class Engine:
         if mode not in ("keep", "wait", "abort"):
             raise ApiError(400, f"mode must be keep, wait or abort, got {mode!r}.", "mode")
         clear = request.query_params.get("clear_cache", "true").lower() in ("1", "true")
-        await asyncio.wrap_future(self.scheduler.pause(cast("PauseMode", mode), clear_cache=clear))
+        await asyncio.wrap_future(self.scheduler.pause(mode, clear_cache=clear))
         return _json({"status": "paused"})
 
     async def _resume(self, _: Request) -> Response:

@@ -29,7 +29,7 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, engine: Engine, *, follow_parent: bool) -> None:
         super().__init__(config)
         self._engine = engine
-        # Polled: PR_SET_PDEATHSIG fires when the parent's *thread* ends, and a child may be started from a short-lived one.
+        # Polled: PR_SET_PDEATHSIG fires when the thread that started the process ends, not when the parent does.
         self._parent = os.getppid() if follow_parent else None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002

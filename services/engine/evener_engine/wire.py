@@ -1,4 +1,4 @@
-"""vLLM 0.32's chat shapes. Invariant: a setting that would change what is sampled is honoured or refused, never ignored.
+"""vLLM 0.32's chat shapes. Invariant: a setting that would change what is sampled is honoured or refused.
 
 Replies were compared field by field with recorded ones; `weight_versions` is the one addition to the chat route, as
 vLLM's generate route has it. The server calls this.
@@ -132,7 +132,7 @@ def read_chat(body: bytes) -> ChatRequest:
     if request.tool_choice not in (None, "auto", "none"):
         raise ApiError(
             400,
-            f"The CPU engine does not constrain decoding: tool_choice must be auto or none, got {request.tool_choice!r}.",
+            f"The CPU engine does not constrain decoding: tool_choice is auto or none, not {request.tool_choice!r}.",
             "tool_choice",
         )
     return request

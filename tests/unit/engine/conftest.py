@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +23,8 @@ TEMPLATE = (
     '{"name": <name>, "arguments": <arguments>}\n</tool_call><|im_end|>\n'
     "{%- elif messages[0].role == 'system' %}<|im_start|>system\n{{ messages[0].content }}<|im_end|>\n{% endif %}"
     "{%- for m in messages %}{% if m.role == 'user' %}<|im_start|>user\n{{ m.content }}<|im_end|>\n"
-    "{% elif m.role == 'assistant' %}<|im_start|>assistant\n{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>\n"
+    "{% elif m.role == 'assistant' %}<|im_start|>assistant\n{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>\n"
     '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}\n</tool_call>{% endfor %}'
     "<|im_end|>\n{% elif m.role == 'tool' %}<|im_start|>user\n<tool_response>\n{{ m.content }}\n</tool_response>"
     "<|im_end|>\n{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -101,16 +102,26 @@ def policy(policies: list[Path]) -> Path:
 
 
 class Server:
-    """An engine process and a client of it."""
+    """An engine in a thread of this process, and a client of it."""
 
-    def __init__(self, policy: Path, *options: str) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
-        env = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "OMP_NUM_THREADS": "1"}
-        argv = [sys.executable, "-m", "evener_engine", "--policy", str(policy), "--port", str(self.port)]
-        self.process = subprocess.Popen([*argv, "--name", "tiny", *options], env=env)
+    def __init__(self, policy: Path, **options: Any) -> None:
+        import torch
+        import uvicorn
+        from evener_engine.server import Engine
+
+        torch.set_num_threads(1)
+        defaults: dict[str, Any] = {"name": "tiny", "version": 1, "slots": 16, "context_tokens": None, "seed": None}
+        self.port = free_port()
+        self._engine = Engine(policy, **defaults | options)
+        config = uvicorn.Config(self._engine.app(), port=self.port, log_level="warning", lifespan="off")
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._server.run, daemon=True)
+        self._engine.scheduler.start()
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
 
     async def request(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         timeout = aiohttp.ClientTimeout(total=60)
@@ -141,7 +152,7 @@ class Server:
     def wait_ready(self, seconds: float = 60) -> None:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            assert self.process.poll() is None, f"the engine ended with {self.process.returncode}"
+            assert self.alive(), "the engine ended"
             try:
                 socket.create_connection(("127.0.0.1", self.port), 1).close()
             except OSError:
@@ -150,10 +161,39 @@ class Server:
                 return
         raise TimeoutError("the engine did not start")
 
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
     def stop(self) -> None:
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
+        self._engine.stop()
+        self._server.should_exit = True
+        self._thread.join(10)
+        assert self._engine.scheduler.join(10)
+
+
+class ServerProcess(Server):
+    """An engine in a process of its own, started by `argv` or as `python -m evener_engine`."""
+
+    def __init__(self, policy: Path, *argv: str, **popen: Any) -> None:
+        self.port = free_port()
+        env = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "OMP_NUM_THREADS": "1"}
+        argv = argv or (sys.executable, "-m", "evener_engine")
+        options = ["--policy", str(policy), "--port", str(self.port), "--name", "tiny"]
+        self.process = subprocess.Popen([*argv, *options], env=env, **popen)
+
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def stop(self) -> None:
+        if self.alive():
+            self.process.kill()
         self.process.wait(10)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 @pytest.fixture
@@ -161,8 +201,8 @@ def start_server(policy: Path) -> Iterator[Any]:
     """Start an engine with further options; it is stopped after the test."""
     servers: list[Server] = []
 
-    def start(*options: str, folder: Path = policy) -> Server:
-        server = Server(folder, *options)
+    def start(folder: Path = policy, **options: Any) -> Server:
+        server = Server(folder, **options)
         servers.append(server)
         server.wait_ready()
         return server
@@ -175,7 +215,7 @@ def start_server(policy: Path) -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def server(policy: Path) -> Iterator[Server]:
     """An engine for the tests of a module that leave its weights alone."""
-    server = Server(policy, "--seed", "1")
+    server = Server(policy, seed=1)
     try:
         server.wait_ready()
         yield server

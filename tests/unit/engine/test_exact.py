@@ -41,6 +41,13 @@ async def test_a_session_that_grows_is_exact(server: Server, policy: Path) -> No
         ids = ids + reply["choices"][0]["token_ids"] + [2, 201, 1, 30 + turn]
 
 
+async def test_a_long_prompt_after_short_ones_that_start_alike(server: Server, policy: Path) -> None:
+    for length in (3, 20, 64, 65, 66, 200):  # below and above what makes a trunk
+        ids = [(11 * j) % 497 for j in range(length)]
+        reply = await server.chat(**ask("", kv_transfer_params={"prompt_token_ids": ids}))
+        assert worst_difference(reply, {"1": policy}) < TOLERANCE
+
+
 async def test_unrelated_prefixes_run_in_one_batch(server: Server, policy: Path) -> None:
     def prompt(seed: int, i: int) -> list[int]:
         return [(7 * j * (seed + 1) + seed) % 500 for j in range(100)] + [i]
