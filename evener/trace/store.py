@@ -10,10 +10,10 @@ from typing import Any, Literal, NamedTuple, cast
 
 import msgspec
 from redis.asyncio import Redis
-from redis.exceptions import NoScriptError
 
 from evener.messages import Sealed
 from evener.trace import lua
+from evener.trace.lane import Lane
 from evener.trace.prefix import HEADS_BYTES, Head, pack_head, unpack_heads
 from evener.trace.record import CallRecord, Delivered, decode_all
 from evener.trace.session import BudgetSpent, SessionSpec, SessionState
@@ -81,7 +81,7 @@ class TraceStore:
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
-        self._shas: dict[str, str] = {}
+        self._lane = Lane(redis)
 
     async def open(self, spec: SessionSpec, key_hash: str) -> None:
         """Make a session. Raises SessionExists, also where it was deleted."""
@@ -92,12 +92,12 @@ class TraceStore:
             repr(time.time()),
             int(spec.budget.wall_s) + KEEP_S,
         )
-        if await self._run(lua.OPEN, [_key(spec.session_id), lua.KEY_PREFIX + key_hash], args) != b"ok":
+        if await self._lane.run(lua.OPEN, [_key(spec.session_id), lua.KEY_PREFIX + key_hash], args) != b"ok":
             raise SessionExists(spec.session_id)
 
     async def by_key(self, key_hash: str) -> OpenedSession | None:
         """The session of a key, whatever its state; None where there is none."""
-        found = await self._run(lua.BY_KEY, [lua.KEY_PREFIX + key_hash], ())
+        found = await self._lane.run(lua.BY_KEY, [lua.KEY_PREFIX + key_hash], ())
         return OpenedSession(_spec.decode(found[0]), float(found[1])) if found else None
 
     async def intent(self, session: OpenedSession, call_id: str, *, replica: str, asked: int, digests: Sequence[str]) -> Intent:
@@ -105,7 +105,7 @@ class TraceStore:
         spec = session.spec
         wall_spent = time.time() - session.opened >= spec.budget.wall_s
         args = (call_id, replica, asked, spec.budget.calls, spec.budget.sampled_tokens, int(wall_spent), *digests)
-        answer = await self._run(lua.INTENT, [_key(spec.session_id)], args)
+        answer = await self._lane.run(lua.INTENT, [_key(spec.session_id)], args)
         if answer[0] != b"ok":
             raise Refused(cast("Refusal", answer[0].decode()))
         _, number, grant, heads, known = answer
@@ -125,7 +125,7 @@ class TraceStore:
         ]
         for digest, text in commit.texts.items():
             args += (digest, text)
-        answer = await self._run(lua.COMMIT, [_key(session_id)], args)
+        answer = await self._lane.run(lua.COMMIT, [_key(session_id)], args)
         if answer != b"ok":
             raise Refused(cast("Refusal", answer.decode()))
 
@@ -140,20 +140,20 @@ class TraceStore:
         spent: BudgetSpent | None = None,
     ) -> None:
         """End a call that has no reply, and give its reservation back. A session that is not open changes nothing."""
-        await self._run(lua.RELEASE, [_key(session_id)], (call_id, failures, fault, error, spent or ""))
+        await self._lane.run(lua.RELEASE, [_key(session_id)], (call_id, failures, fault, error, spent or ""))
 
     async def mark(self, marks: Sequence[Mark]) -> None:
         """Note what was delivered; sessions that are not open change nothing."""
         args: list[Any] = []
         for mark in marks:
             args += (mark.number, mark.delivered)
-        await self._run(lua.MARK, [_key(mark.session_id) for mark in marks], args)
+        await self._lane.run(lua.MARK, [_key(mark.session_id) for mark in marks], args)
 
     async def beat(self, replica: str, *, lease_s: float, sessions: Iterable[str]) -> set[str]:
         """Prolong the lease of a replica's calls; returns those of ``sessions`` that are no longer open."""
         asked = list(sessions)
         keys = [lua.REPLICA_PREFIX + replica, *map(_key, asked)]
-        states = await self._run(lua.BEAT, keys, (int(lease_s * 1000),))
+        states = await self._lane.run(lua.BEAT, keys, (int(lease_s * 1000),))
         return {session for session, state in zip(asked, states, strict=True) if state != b"open"}
 
     async def read(self, session_id: str) -> SessionState | None:
@@ -186,14 +186,14 @@ class TraceStore:
 
     async def reap(self, session_id: str) -> None:
         """End the calls of dead replicas in an open session: they are ``lost`` and hold no budget."""
-        await self._run(lua.REAP, [_key(session_id)], ())
+        await self._lane.run(lua.REAP, [_key(session_id)], ())
 
     async def seal(self, session_id: str) -> Sealed | None:
         """Close a session for good; the same answer when repeated. None where there is none, or it was deleted.
 
         A call in flight is ``aborted`` where its replica is alive, else ``lost``; intents = committed + aborted + lost.
         """
-        numbers = await self._run(lua.SEAL, [_key(session_id)], ())
+        numbers = await self._lane.run(lua.SEAL, [_key(session_id)], ())
         if not numbers:
             return None
         committed, aborted, lost, undelivered = map(int, numbers)
@@ -201,7 +201,7 @@ class TraceStore:
 
     async def delete(self, session_id: str) -> None:
         """Forget a session but for a tombstone. No error where there is none."""
-        await self._run(lua.DELETE, [_key(session_id)], (KEEP_S,))
+        await self._lane.run(lua.DELETE, [_key(session_id)], (KEEP_S,))
 
     async def load(self, session_id: str) -> list[CallRecord]:
         """The committed calls in order of number; empty where there is no such session."""
@@ -222,16 +222,6 @@ class TraceStore:
 
     async def _fields(self, session_id: str) -> dict[bytes, bytes]:
         return cast("dict[bytes, bytes]", await cast("Any", self._redis.hgetall(_key(session_id))))
-
-    async def _run(self, script: str, keys: Sequence[str], args: Iterable[Any]) -> Any:
-        sha = self._shas.get(script)
-        try:
-            if sha is None:
-                raise NoScriptError
-            return await cast("Any", self._redis.evalsha(sha, len(keys), *keys, *args))
-        except NoScriptError:
-            self._shas[script] = await cast("Any", self._redis.script_load(script))
-            return await cast("Any", self._redis.evalsha(self._shas[script], len(keys), *keys, *args))
 
 
 def _key(session_id: str) -> str:

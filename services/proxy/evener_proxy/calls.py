@@ -34,11 +34,12 @@ _log = log.get("proxy")
 
 
 class Fault(Exception):
-    """A call that ends without a reply: what the agent is told, and what the session keeps of it."""
+    """A call that ends without a reply: what the agent is told, and what the session keeps of it (cause and detail)."""
 
-    def __init__(self, error: CallError, *, cause: str = "", spent: BudgetSpent | None = None) -> None:
+    def __init__(self, error: CallError, *, cause: str = "", detail: str = "", spent: BudgetSpent | None = None) -> None:
         self.error = error
         self.cause = cause
+        self.detail = detail
         self.spent: BudgetSpent | None = spent
         super().__init__(str(error))
 
@@ -212,7 +213,7 @@ class Calls:
                 call.id,
                 failures=call.failures,
                 fault=fault.cause if fault else "",
-                error=fault.error.message if fault else "",
+                error=fault.detail if fault else "",
                 spent=fault.spent if fault else None,
             )
         except RedisError as error:
@@ -317,8 +318,9 @@ def _check_version(pinned: int | None, sample: Sample, status: EngineStatus, com
 
 
 def _engine_fault(cause: str, detail: str) -> Fault:
-    message = f"the inference engine failed ({cause}): {detail}"
-    return Fault(CallError(503, cause, message, retry_after=5), cause=cause)
+    """The detail names hosts, which are not the agent's business."""
+    error = CallError(503, cause, f"the inference engine failed ({cause})", retry_after=5)
+    return Fault(error, cause=cause, detail=detail)
 
 
 def _request_fault(error: EngineRefused) -> Fault:

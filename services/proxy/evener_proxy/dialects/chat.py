@@ -15,6 +15,10 @@ _FINISH = {"stop", "length", "tool_calls", "content_filter"}
 _TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 
 
+# A union of Raw and None is not a type that msgspec decodes, so that what is absent is an empty Raw.
+_ABSENT = msgspec.Raw()
+
+
 class _StreamOptions(msgspec.Struct):
     include_usage: bool = False
 
@@ -22,10 +26,10 @@ class _StreamOptions(msgspec.Struct):
 class _Body(msgspec.Struct):
     messages: list[msgspec.Raw]
     model: str = ""
-    tools: msgspec.Raw | None = None
-    tool_choice: msgspec.Raw | None = None
+    tools: msgspec.Raw = _ABSENT
+    tool_choice: msgspec.Raw = _ABSENT
     parallel_tool_calls: bool | None = None
-    response_format: msgspec.Raw | None = None
+    response_format: msgspec.Raw = _ABSENT
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
     stop: str | list[str] | None = None
@@ -91,10 +95,10 @@ class ChatDialect:
             model=asked.model,
             messages=messages,
             systems=systems,
-            tools=None if asked.tools is None or bytes(asked.tools) == b"[]" else asked.tools,
-            tool_choice=asked.tool_choice,
+            tools=_given(asked.tools),
+            tool_choice=_given(asked.tool_choice),
             parallel_tool_calls=asked.parallel_tool_calls,
-            response_format=asked.response_format if constrained == "response_format" else None,
+            response_format=_given(asked.response_format) if constrained == "response_format" else None,
             stop=[asked.stop] if isinstance(asked.stop, str) else asked.stop,
             max_tokens=_max_tokens(asked),
             stream=bool(asked.stream),
@@ -153,11 +157,17 @@ def _messages(raw: list[msgspec.Raw]) -> tuple[list[msgspec.Raw], int]:
     return messages, systems
 
 
+def _given(raw: msgspec.Raw) -> msgspec.Raw | None:
+    """None where a field is absent, null or an empty list."""
+    return None if bytes(raw) in (b"", b"null", b"[]") else raw
+
+
 def _constrained(asked: _Body) -> Literal["response_format", "tool_choice"] | None:
-    given = asked.response_format
-    if given is not None and msgspec.json.decode(given, type=_Format).type != "text":
+    wanted = _given(asked.response_format)
+    if wanted is not None and msgspec.json.decode(wanted, type=_Format).type != "text":
         return "response_format"
-    if asked.tool_choice is not None and bytes(asked.tool_choice) not in (b'"auto"', b'"none"'):
+    choice = _given(asked.tool_choice)
+    if choice is not None and bytes(choice) not in (b'"auto"', b'"none"'):
         return "tool_choice"
     return None
 
