@@ -59,10 +59,15 @@ class Ledger:
                 if (await request.json())["epoch"] != self.epoch or group_id not in self.orders:
                     return web.json_response({"detail": "disposed of"}, status=409)
                 return web.Response(body=msgspec.msgpack.encode(self.orders[group_id]))
+            case ["policies"]:
+                return web.json_response([self._published()])
             case ["runs", _]:
                 return web.json_response({"state": self.state, "step": self.step})
             case _:
                 return web.json_response({"detail": "unknown"}, status=404)
+
+    def _published(self) -> dict[str, Any]:
+        return {"policy": "tiny", "version": self.version, "state": "published", "weights": self.weights}
 
     def _lease(self) -> dict[str, Any] | None:
         if self.step >= self.steps or self.state != "running":

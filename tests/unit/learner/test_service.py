@@ -152,6 +152,19 @@ async def test_killed_it_goes_on_from_its_checkpoint_with_the_next_version(polic
         assert {int(one["step"]) for one in state.values()} == {3}
 
 
+async def test_restarted_after_the_last_step_it_reloads_the_engine(policy: Path, tmp_path: Path) -> None:
+    async with stack(policy, tmp_path, steps=1) as made:
+        made.start()
+        await made.serves(1)
+        await made.train_one()
+        await made.halt()
+        made.engine.version = "default"
+        made.start()
+        await made.serves(2)
+        assert Path(made.engine.path).name == "newest"
+        assert made.ledger.epoch == 1
+
+
 async def test_refused_groups_give_their_credit_back_at_once(policy: Path, tmp_path: Path) -> None:
     async with stack(policy, tmp_path, steps=3) as made:
         ledger = made.ledger
@@ -227,7 +240,7 @@ async def test_live_it_stops_within_two_seconds_in_any_wait(policy: Path, tmp_pa
         made.engine.version = "default"
         made.engine.fail = {"/start_weight_update": 10**6}
         made.start()
-        await asyncio.sleep(0.5)
+        await made.until(lambda: made.engine.fail["/start_weight_update"] < 10**6)
         assert await made.halt() < 2, "waiting for an engine"
 
 
