@@ -89,8 +89,11 @@ def uneven(seed: int = 0) -> list[Row]:
     return step.rows
 
 
-@pytest.mark.parametrize("activations", [4 * 2**30, 900_000, 1], ids=["one micro-batch", "some", "one a row"])
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize(
+    ("activations", "temperature"),
+    [(4 * 2**30, 1.0), (900_000, 0.7), (1, 1.0)],
+    ids=["one micro-batch", "some, at temperature 0.7", "one a row"],
+)
 async def test_loss_gradient_and_weights_equal_the_oracle(
     policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, activations: int, temperature: float
 ) -> None:
