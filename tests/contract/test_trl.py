@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from evener.errors import InfraError
 from evener_learner.admission import Group, Row
 from evener_learner.steps import Assembly
 from evener_learner.worker import StepResult, TrainerThread
+
+from evener.errors import InfraError
 from tests.unit.learner.making import VOCABULARY, group, pair, rollout, sequence, tiny_policy
 
 pytestmark = pytest.mark.torch
@@ -89,15 +89,17 @@ def uneven(seed: int = 0) -> list[Row]:
     return step.rows
 
 
-@pytest.mark.parametrize("activations", [4 * 2**30, 900_000, 1], ids=["one micro-batch", "some", "one a row"])
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize(
+    ("activations", "temperature"),
+    [(4 * 2**30, 1.0), (900_000, 0.7), (1, 1.0)],
+    ids=["one micro-batch", "some, at temperature 0.7", "one a row"],
+)
 async def test_loss_gradient_and_weights_equal_the_oracle(
     policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, activations: int, temperature: float
 ) -> None:
     import torch
-    from safetensors.torch import load_file
-
     from evener_learner import trainer
+    from safetensors.torch import load_file
 
     monkeypatch.setattr(trainer, "ACTIVATION_BYTES", activations)
     rows = uneven()
@@ -113,9 +115,7 @@ async def test_loss_gradient_and_weights_equal_the_oracle(
         torch.testing.assert_close(written[name], parameter.detach(), atol=2e-5, rtol=0)
 
 
-async def test_how_a_step_is_cut_changes_no_metric(
-    policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_how_a_step_is_cut_changes_no_metric(policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from evener_learner import trainer
 
     (whole,) = await train([uneven()], policy, tmp_path / "a")
@@ -159,9 +159,7 @@ async def test_resumed_training_goes_on_where_it_stopped(policy: Path, tmp_path:
     rows = [uneven(seed) for seed in range(4)]
     whole = await train(rows, policy, tmp_path / "whole", warmup_steps=3)
     first = await train(rows[:2], policy, tmp_path / "first", warmup_steps=3)
-    second = await train(
-        rows[2:], first[-1].weights, tmp_path / "second", warmup_steps=3, checkpoint=first[-1].checkpoint
-    )
+    second = await train(rows[2:], first[-1].weights, tmp_path / "second", warmup_steps=3, checkpoint=first[-1].checkpoint)
     expected, resumed = (load_file(results[-1].weights / "model.safetensors") for results in (whole, second))
     assert all(np.allclose(expected[name], resumed[name], atol=1e-6) for name in expected)
 

@@ -10,7 +10,8 @@ import hashlib
 import math
 from collections.abc import Set
 from dataclasses import dataclass
-from typing import Final, Literal
+from enum import StrEnum
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -18,43 +19,26 @@ import numpy.typing as npt
 from evener.api import GroupOrder, TrainedRollout, TrainedSequence
 from evener_learner.advantages import advantages
 
-NO_SIGNAL: Final = "no_signal"  # every reward of the group is the same: its advantages are 0
-TOO_FEW_ROLLOUTS: Final = "too_few_rollouts"  # fewer than two: there is nothing to compare with
-NOTHING_SAMPLED: Final = "nothing_sampled"  # no sequence has a trained token
-DUPLICATE_ROLLOUT: Final = "duplicate_rollout"
-DUPLICATE_SEQUENCE: Final = "duplicate_sequence"
-REWARD_NOT_FINITE: Final = "reward_not_finite"
-LENGTHS_DIFFER: Final = "lengths_differ"
-DIGEST_MISMATCH: Final = "digest_mismatch"
-MASK_INVALID: Final = "mask_invalid"  # a mask is 0 or 1
-FIRST_TOKEN_TRAINED: Final = "first_token_trained"  # nothing predicts it
-TOKEN_OUT_OF_RANGE: Final = "token_out_of_range"
-LOGPROB_INVALID: Final = "logprob_invalid"  # not finite, above 0, or not 0 where nothing is trained
-OTHER_TEMPERATURE: Final = "other_temperature"  # the loss divides logits by the lease's temperature
-FUTURE_VERSION: Final = "future_version"
-LOST_VERSION: Final = "lost_version"  # sampled by weights that died with a learner
-STALE: Final = "stale"
 
-REASONS: Final = frozenset(
-    {
-        NO_SIGNAL,
-        TOO_FEW_ROLLOUTS,
-        NOTHING_SAMPLED,
-        DUPLICATE_ROLLOUT,
-        DUPLICATE_SEQUENCE,
-        REWARD_NOT_FINITE,
-        LENGTHS_DIFFER,
-        DIGEST_MISMATCH,
-        MASK_INVALID,
-        FIRST_TOKEN_TRAINED,
-        TOKEN_OUT_OF_RANGE,
-        LOGPROB_INVALID,
-        OTHER_TEMPERATURE,
-        FUTURE_VERSION,
-        LOST_VERSION,
-        STALE,
-    }
-)
+class Reason(StrEnum):
+    """Why a group is not trained."""
+
+    NO_SIGNAL = "no_signal"  # every reward of the group is the same: its advantages are 0
+    TOO_FEW_ROLLOUTS = "too_few_rollouts"  # fewer than two: there is nothing to compare with
+    NOTHING_SAMPLED = "nothing_sampled"  # no sequence has a trained token
+    DUPLICATE_ROLLOUT = "duplicate_rollout"
+    DUPLICATE_SEQUENCE = "duplicate_sequence"
+    REWARD_NOT_FINITE = "reward_not_finite"
+    LENGTHS_DIFFER = "lengths_differ"
+    DIGEST_MISMATCH = "digest_mismatch"
+    MASK_INVALID = "mask_invalid"  # a mask is 0 or 1
+    FIRST_IS_TRAINED = "first_is_trained"  # nothing predicts a sequence's first token
+    ID_OUT_OF_RANGE = "id_out_of_range"
+    LOGPROB_INVALID = "logprob_invalid"  # not finite, above 0, or not 0 where nothing is trained
+    OTHER_TEMPERATURE = "other_temperature"  # the loss divides logits by the lease's temperature
+    FUTURE_VERSION = "future_version"
+    LOST_VERSION = "lost_version"  # sampled by weights that died with a learner
+    STALE = "stale"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +68,7 @@ class Refusal:
 
     group_id: str
     disposition: Literal["skipped", "rejected"]
-    reason: str
+    reason: Reason
     detail: str = ""
 
 
@@ -97,7 +81,7 @@ class _Arrays:
 
 
 class _Refused(Exception):
-    def __init__(self, reason: str, detail: str) -> None:
+    def __init__(self, reason: Reason, detail: str) -> None:
         self.reason = reason
         self.detail = detail
         super().__init__(reason)
@@ -117,7 +101,7 @@ def admit(order: GroupOrder, *, vocabulary: int, temperature: float, trained: Se
     try:
         return _admit(order, vocabulary, temperature, trained)
     except _Refused as refused:
-        disposition = "skipped" if refused.reason == NO_SIGNAL else "rejected"
+        disposition = "skipped" if refused.reason == Reason.NO_SIGNAL else "rejected"
         return Refusal(order.group_id, disposition, refused.reason, refused.detail)
 
 
@@ -128,12 +112,12 @@ def judge_versions(group: Group, *, version: int, published: Set[int], max_stale
     """
     newest, oldest = max(group.versions), min(group.versions)
     if newest > version:
-        return Refusal(group.group_id, "rejected", FUTURE_VERSION, f"sampled by {newest}, the learner is at {version}")
+        return Refusal(group.group_id, "rejected", Reason.FUTURE_VERSION, f"sampled by {newest}, the learner is at {version}")
     if version - oldest > max_staleness:
-        return Refusal(group.group_id, "rejected", STALE, f"sampled by {oldest}, the learner is at {version}")
+        return Refusal(group.group_id, "rejected", Reason.STALE, f"sampled by {oldest}, the learner is at {version}")
     lost = group.versions - published
     if lost:
-        return Refusal(group.group_id, "rejected", LOST_VERSION, f"sampled by {min(lost)}")
+        return Refusal(group.group_id, "rejected", Reason.LOST_VERSION, f"sampled by {min(lost)}")
     return None
 
 
@@ -151,25 +135,25 @@ def _admit(order: GroupOrder, vocabulary: int, temperature: float, trained: Set[
             versions.update(arrays.versions[sampled].tolist())
             rows.append(Row(arrays.ids.astype(np.int64), arrays.mask.astype(np.int64), arrays.logprobs, advantage))
     if not rows:
-        raise _Refused(NOTHING_SAMPLED, "")
+        raise _Refused(Reason.NOTHING_SAMPLED, "")
     return Group(order.group_id, frozenset(r.rollout_id for r in order.rollouts), rows, rewards, frozenset(versions))
 
 
 def _check_group(order: GroupOrder, temperature: float, trained: Set[str]) -> None:
     ids = [rollout.rollout_id for rollout in order.rollouts]
-    again = trained.intersection(ids) or {one for one in ids if ids.count(one) > 1}
+    again = trained & set(ids) or {one for one in ids if ids.count(one) > 1}
     if again:
-        raise _Refused(DUPLICATE_ROLLOUT, min(again))
+        raise _Refused(Reason.DUPLICATE_ROLLOUT, min(again))
     if len(ids) < 2:
-        raise _Refused(TOO_FEW_ROLLOUTS, f"{len(ids)}")
+        raise _Refused(Reason.TOO_FEW_ROLLOUTS, f"{len(ids)}")
     for rollout in order.rollouts:
         if not math.isfinite(rollout.reward):
-            raise _Refused(REWARD_NOT_FINITE, rollout.rollout_id)
+            raise _Refused(Reason.REWARD_NOT_FINITE, rollout.rollout_id)
     if order.temperature != temperature:
-        raise _Refused(OTHER_TEMPERATURE, f"{order.temperature}, the lease says {temperature}")
+        raise _Refused(Reason.OTHER_TEMPERATURE, f"{order.temperature}, the lease says {temperature}")
     _check_sequences_unique(order.rollouts)
     if all(rollout.reward == order.rollouts[0].reward for rollout in order.rollouts):
-        raise _Refused(NO_SIGNAL, f"every reward is {order.rollouts[0].reward}")
+        raise _Refused(Reason.NO_SIGNAL, f"every reward is {order.rollouts[0].reward}")
 
 
 def _check_sequences_unique(rollouts: list[TrainedRollout]) -> None:
@@ -177,7 +161,7 @@ def _check_sequences_unique(rollouts: list[TrainedRollout]) -> None:
     for rollout in rollouts:
         for sequence in rollout.sequences:
             if sequence.sequence_id in seen:
-                raise _Refused(DUPLICATE_SEQUENCE, sequence.sequence_id)
+                raise _Refused(Reason.DUPLICATE_SEQUENCE, sequence.sequence_id)
             seen.add(sequence.sequence_id)
 
 
@@ -185,16 +169,16 @@ def _checked(sequence: TrainedSequence, vocabulary: int) -> _Arrays:
     arrays = _decoded(sequence)
     name = sequence.sequence_id
     if sequence.digest != sequence_digest(sequence.ids, sequence.mask, sequence.logprobs, sequence.versions):
-        raise _Refused(DIGEST_MISMATCH, name)
+        raise _Refused(Reason.DIGEST_MISMATCH, name)
     if arrays.mask.max() > 1:
-        raise _Refused(MASK_INVALID, name)
+        raise _Refused(Reason.MASK_INVALID, name)
     if arrays.mask[0]:
-        raise _Refused(FIRST_TOKEN_TRAINED, name)
+        raise _Refused(Reason.FIRST_IS_TRAINED, name)
     if arrays.ids.min() < 0 or arrays.ids.max() >= vocabulary:
-        raise _Refused(TOKEN_OUT_OF_RANGE, name)
+        raise _Refused(Reason.ID_OUT_OF_RANGE, name)
     finite = bool(np.isfinite(arrays.logprobs).all())
     if not finite or arrays.logprobs.max() > 0 or arrays.logprobs[arrays.mask == 0].any():
-        raise _Refused(LOGPROB_INVALID, name)
+        raise _Refused(Reason.LOGPROB_INVALID, name)
     return arrays
 
 
@@ -202,7 +186,9 @@ def _decoded(sequence: TrainedSequence) -> _Arrays:
     count = len(sequence.mask)
     sizes = (len(sequence.ids), len(sequence.logprobs), len(sequence.versions))
     if count == 0 or sizes != (4 * count, 4 * count, 4 * count):
-        raise _Refused(LENGTHS_DIFFER, f"{sequence.sequence_id}: bytes of ids, log-probabilities, versions {sizes}, mask {count}")
+        raise _Refused(
+            Reason.LENGTHS_DIFFER, f"{sequence.sequence_id}: bytes of ids, log-probabilities, versions {sizes}, mask {count}"
+        )
     return _Arrays(
         np.frombuffer(sequence.ids, "<i4"),
         np.frombuffer(sequence.mask, np.uint8),

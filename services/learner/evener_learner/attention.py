@@ -13,6 +13,7 @@ with the keys split over blocks). Called by the trainer's CPU seam alone.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -35,19 +36,15 @@ def segments(cu_seqlens_q: list[int], cu_seqlens_k: list[int]) -> list[Segment]:
 
     A segment's depth is its path without itself; its subtree ends before the next segment that lies no deeper.
     """
-    starts, ends = cu_seqlens_q[:-1], cu_seqlens_q[1:]
-    paths = [end - start for start, end in zip(cu_seqlens_k[:-1], cu_seqlens_k[1:], strict=True)]
-    depths = [path - (end - start) for path, start, end in zip(paths, starts, ends, strict=True)]
-    found: list[Segment] = []
-    open_segments: list[int] = []
-    subtree_ends = [cu_seqlens_q[-1]] * len(starts)
+    bounds = list(pairwise(cu_seqlens_q))
+    depths = [path[1] - path[0] - (end - start) for (start, end), path in zip(bounds, pairwise(cu_seqlens_k), strict=True)]
+    subtree_ends = [cu_seqlens_q[-1]] * len(bounds)
+    above: list[int] = []
     for index, depth in enumerate(depths):
-        while open_segments and depths[open_segments[-1]] >= depth:
-            subtree_ends[open_segments.pop()] = starts[index]
-        open_segments.append(index)
-    for start, end, subtree_end in zip(starts, ends, subtree_ends, strict=True):
-        found.append(Segment(start, end, subtree_end))
-    return found
+        while above and depths[above[-1]] >= depth:
+            subtree_ends[above.pop()] = bounds[index][0]
+        above.append(index)
+    return [Segment(start, end, below) for (start, end), below in zip(bounds, subtree_ends, strict=True)]
 
 
 def _blocks(tree: list[Segment]) -> Iterator[tuple[slice, slice, bool]]:

@@ -207,13 +207,13 @@ class Campaign:
             await asyncio.sleep(grant.wait_s)
 
     async def _close(self, refusal: Refusal) -> None:
-        log.info("group closed", group_id=refusal.group_id, reason=refusal.reason, detail=refusal.detail)
+        log.info("group closed", group_id=refusal.group_id, reason=str(refusal.reason), detail=refusal.detail)
         await self._bus.publish(
             GroupClosed(
                 group_id=refusal.group_id,
                 epoch=self._lease.epoch,
                 disposition=refusal.disposition,
-                reason=refusal.reason,
+                reason=str(refusal.reason),
             )
         )
 

@@ -60,7 +60,9 @@ class Publisher:
             try:
                 return await self._update(sink, version, weights)
             except InfraError as error:
-                log.warning("engine not updated, trying again", engine=sink.name, version=version, wait_s=pause, error=str(error))
+                log.warning(
+                    "engine not updated, trying again", engine=sink.name, version=version, wait_s=pause, error=str(error)
+                )
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_S)
 

@@ -1,11 +1,15 @@
 """One learner trains one policy at a time, under the newest epoch or not at all, and stops within seconds.
 
-`serve` claims the policy whenever a run wants it trained and runs one campaign after the other. Everything below it is one
+`serve` claims the policy whenever a run wants it trained and runs one campaign after the other; started without a run to
+train, it brings the engines to the policy's newest version first. Everything below it is one
 task, which a stop cancels: no wait below needs to know of the stop. Called by `evener serve learner` and the embedded stack.
 """
 
 import asyncio
+import shutil
 from contextlib import AsyncExitStack, suppress
+from pathlib import Path
+from typing import Any
 
 from evener.api import ApiClient, LearnerLease, Refused
 from evener.blobs import Blobs
@@ -15,6 +19,7 @@ from evener.errors import InfraError, InputError
 from evener.log import get
 from evener.settings import Settings
 from evener_learner.campaign import Campaign, LeaseOver
+from evener_learner.folders import unpack_folder
 from evener_learner.publisher import Publisher
 
 log = get("learner")
@@ -35,9 +40,14 @@ async def serve(settings: Settings, bus: Bus, blobs: Blobs, *, policy: str, stop
         await asyncio.wait({work, halt}, return_when=asyncio.FIRST_COMPLETED)
     finally:
         halt.cancel()
-        work.cancel()
-        with suppress(asyncio.CancelledError):
-            await work
+        await _end(work)
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    """Cancel a task and wait for its end. Raises the error that it ended with before."""
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
 
 
 async def _work(settings: Settings, bus: Bus, blobs: Blobs, policy: str, name: str) -> None:
@@ -45,11 +55,13 @@ async def _work(settings: Settings, bus: Bus, blobs: Blobs, policy: str, name: s
         api = await stack.enter_async_context(ApiClient(settings.api, settings.api_token.get_secret_value()))
         sinks = [await stack.enter_async_context(DiskWeightSink(url)) for url in settings.engines]
         publisher = Publisher(sinks)
-        watcher = asyncio.create_task(publisher.watch())
-        stack.callback(watcher.cancel)
+        stack.push_async_callback(_end, asyncio.create_task(publisher.watch()))
         folder = settings.data.absolute() / "learner" / policy.replace("/", "--")
+        lease = await _claim(api, policy, name)
+        if lease is None:
+            await _restore(api, blobs, publisher, policy, folder / "newest")
         while True:
-            lease = await _claim(api, policy, name)
+            lease = lease or await _claim(api, policy, name)
             if lease is None:
                 await asyncio.sleep(POLL_S)
                 continue
@@ -60,8 +72,10 @@ async def _work(settings: Settings, bus: Bus, blobs: Blobs, policy: str, name: s
             except Refused as error:
                 publisher.forget()
                 log.warning("lease lost", policy=policy, epoch=lease.epoch, error=str(error))
+                await asyncio.sleep(POLL_S)
             except LeaseOver as error:
                 log.info("lease over", policy=policy, epoch=lease.epoch, error=str(error))
+            lease = None
 
 
 async def _claim(api: ApiClient, policy: str, name: str) -> LearnerLease | None:
@@ -79,3 +93,21 @@ async def _claim(api: ApiClient, policy: str, name: str) -> LearnerLease | None:
         log.warning("the API does not answer, trying again", error=str(error))
         return None
     return lease if lease is not None and lease.step < int(lease.train["steps"]) else None
+
+
+async def _restore(api: ApiClient, blobs: Blobs, publisher: Publisher, policy: str, folder: Path) -> None:
+    """Bring the engines to the newest version of a policy that nobody trains now.
+
+    A run that was stopped during its last evaluation goes on with engines that were started with other weights.
+    """
+    try:
+        rows: list[dict[str, Any]] = await api.get("/v1/policies")
+    except InfraError as error:
+        log.warning("the newest version is not known", policy=policy, error=str(error))
+        return
+    published = [row for row in rows if row["policy"] == policy and row["state"] == "published" and row["weights"]]
+    if published:
+        newest = max(published, key=lambda row: int(row["version"]))
+        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        archive = await asyncio.to_thread(blobs.get, "weights", newest["weights"])
+        await publisher.publish(int(newest["version"]), await asyncio.to_thread(unpack_folder, archive, folder))

@@ -35,13 +35,15 @@ from transformers import AutoTokenizer, PrinterCallback, ProgressCallback, Train
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # TRL says on import that this trainer is experimental: hence the exact pin
-    from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer, async_grpo_trainer, packing
+    from trl.experimental.async_grpo import async_grpo_trainer, packing
+    from trl.experimental.async_grpo.async_grpo_config import AsyncGRPOConfig
 
 from evener.errors import InfraError
 from evener_learner.admission import Row
 from evener_learner.attention import tree_attention
-from evener_learner.worker import Feed, Stopped, StepResult
+from evener_learner.worker import Feed, StepResult, Stopped
 
+_trl: Any = async_grpo_trainer  # it has no types
 MAX_STEPS = 2**31 - 1  # the feed ends training; TRL wants a number
 ACTIVATION_BYTES = 4 * 2**30
 """Memory for the activations of one micro-batch; more rows are cut into several, with the same loss."""
@@ -80,9 +82,9 @@ def run(options: TrainOptions, feed: Feed) -> None:
 def make_trainer(options: TrainOptions, feed: Feed) -> "StepTrainer":
     """The trainer of the policy folder ``options.policy``. Raises what transformers raises for a folder it cannot load."""
     cuda = torch.cuda.is_available()
-    async_grpo_trainer.VLLMClient = lambda *_: None
+    _trl.VLLMClient = _nothing
     if not cuda:
-        async_grpo_trainer.get_peak_flops_per_device = lambda *_: None
+        _trl.get_peak_flops_per_device = _nothing
         packing.tree_attention = tree_attention
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
@@ -121,7 +123,8 @@ def _arguments(options: TrainOptions, cuda: bool) -> AsyncGRPOConfig:
         disable_tqdm=True,
     )
 
-class StepTrainer(AsyncGRPOTrainer):
+
+class StepTrainer(_trl.AsyncGRPOTrainer):
     """TRL's trainer with steps for batches."""
 
     def __init__(self, options: TrainOptions, feed: Feed, arguments: AsyncGRPOConfig) -> None:
@@ -150,7 +153,7 @@ class StepTrainer(AsyncGRPOTrainer):
 
     def micro_batches(self, rows: Sequence[Row]) -> list[dict[str, torch.Tensor]]:
         """The rows as TRL's packed micro-batches, each normalised by the trained tokens of all rows."""
-        collate = async_grpo_trainer.DataCollatorForRollout(
+        collate = _trl.DataCollatorForRollout(
             self.processing_class.pad_token_id, groups_trained=self._trained_groups, metrics=self._metrics["train"]
         )
         batches = [collate.torch_call([[tree]]) for tree in pack(rows, token_budget(self.model.config.get_text_config()))]
@@ -172,13 +175,11 @@ class StepTrainer(AsyncGRPOTrainer):
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """Linear warm-up over ``warmup_steps``, then constant. The first step moves too: transformers' has a rate of 0."""
-        if self.lr_scheduler is None:
-            steps = self._options.warmup_steps + 1
-            self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(
-                optimizer or self.optimizer, lambda done: min(1.0, (done + 1) / steps)
-            )
-            self._created_lr_scheduler = True
-        return self.lr_scheduler
+        del num_training_steps
+        steps = self._options.warmup_steps + 1
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer or self.optimizer, lambda done: min(1.0, (done + 1) / steps))
+        self.lr_scheduler: Any = scheduler
+        return scheduler
 
     def floating_point_ops(self, inputs: Any) -> int:
         """Nobody reads it, and a step is no single batch."""
@@ -221,7 +222,9 @@ class StepTrainer(AsyncGRPOTrainer):
         self._step_grad_norm = float(norm)
         if not math.isfinite(self._step_grad_norm) or not math.isfinite(self._step_loss):
             step = self.state.global_step + 1
-            raise InfraError("internal", f"step {step}: loss {self._step_loss}, gradient norm {self._step_grad_norm}; not applied")
+            raise InfraError(
+                "internal", f"step {step}: loss {self._step_loss}, gradient norm {self._step_grad_norm}; not applied"
+            )
         return norm
 
     def _weigh_means(self, tokens: int) -> None:
@@ -313,6 +316,7 @@ class _KeepLogs(TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any) -> None:
         """Keep what TRL measured."""
+        del args, state, control
         self._keep(logs or {})
 
 
@@ -348,6 +352,9 @@ def policy_vocabulary(policy: Path) -> int:
 
 def _is_weights(file: Path) -> bool:
     return file.name.endswith((".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json"))
+
+
+def _nothing(*_: object) -> None: ...
 
 
 def _as_is(step: Any) -> Any:

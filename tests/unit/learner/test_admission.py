@@ -6,12 +6,11 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 import pytest
+from evener_learner.admission import Group, Reason, Refusal, admit, judge_versions, sequence_digest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from evener.api import GroupOrder, TrainedSequence
-from evener_learner import admission
-from evener_learner.admission import Group, Refusal, admit, judge_versions, sequence_digest
 from tests.unit.learner.making import VOCABULARY, group, pair, rollout, sequence
 
 
@@ -19,12 +18,11 @@ def verdict(order: GroupOrder, trained: set[str] | None = None) -> Group | Refus
     return admit(order, vocabulary=VOCABULARY, temperature=1.0, trained=trained or set())
 
 
-def reason(order: GroupOrder, trained: set[str] | None = None) -> str:
+def reason(order: GroupOrder, trained: set[str] | None = None) -> Reason:
     refusal = verdict(order, trained)
     assert isinstance(refusal, Refusal)
     assert refusal.group_id == order.group_id
-    assert refusal.reason in admission.REASONS
-    assert refusal.disposition == ("skipped" if refusal.reason == admission.NO_SIGNAL else "rejected")
+    assert refusal.disposition == ("skipped" if refusal.reason == Reason.NO_SIGNAL else "rejected")
     return refusal.reason
 
 
@@ -60,43 +58,43 @@ def test_exact_rows_are_the_engine_s_own_tokens() -> None:
 @pytest.mark.parametrize(
     ("order", "expected"),
     [
-        (spoilt(logprobs=floats(0, math.nan, -1)), admission.LOGPROB_INVALID),
-        (spoilt(logprobs=floats(0, -math.inf, -1)), admission.LOGPROB_INVALID),
-        (spoilt(logprobs=floats(0, 0.5, -1)), admission.LOGPROB_INVALID),
-        (spoilt(logprobs=floats(-1, -1, -1)), admission.LOGPROB_INVALID),
-        (spoilt(ids=ints(1, 2)), admission.LENGTHS_DIFFER),
-        (spoilt(versions=ints(0, 1)), admission.LENGTHS_DIFFER),
-        (spoilt(ids=b"", mask=b"", logprobs=b"", versions=b""), admission.LENGTHS_DIFFER),
-        (spoilt(ids=ints(1, 2, VOCABULARY)), admission.TOKEN_OUT_OF_RANGE),
-        (spoilt(ids=ints(1, -2, 3)), admission.TOKEN_OUT_OF_RANGE),
-        (spoilt(mask=bytes([0, 1, 2])), admission.MASK_INVALID),
-        (spoilt(mask=bytes([1, 1, 1])), admission.FIRST_TOKEN_TRAINED),
-        (group(rollout(1, sequence([1, 2], [0, 1]))), admission.TOO_FEW_ROLLOUTS),
-        (group(), admission.TOO_FEW_ROLLOUTS),
-        (group(rollout(1, sequence([1, 2], [0, 1])), rollout(1, sequence([1, 3], [0, 1]))), admission.NO_SIGNAL),
-        (group(rollout(1, sequence([1, 2], [0, 0])), rollout(0)), admission.NOTHING_SAMPLED),
-        (group(rollout(math.nan, sequence([1, 2], [0, 1])), rollout(0)), admission.REWARD_NOT_FINITE),
-        (group(rollout(1, name="a"), rollout(0, name="a")), admission.DUPLICATE_ROLLOUT),
+        (spoilt(logprobs=floats(0, math.nan, -1)), Reason.LOGPROB_INVALID),
+        (spoilt(logprobs=floats(0, -math.inf, -1)), Reason.LOGPROB_INVALID),
+        (spoilt(logprobs=floats(0, 0.5, -1)), Reason.LOGPROB_INVALID),
+        (spoilt(logprobs=floats(-1, -1, -1)), Reason.LOGPROB_INVALID),
+        (spoilt(ids=ints(1, 2)), Reason.LENGTHS_DIFFER),
+        (spoilt(versions=ints(0, 1)), Reason.LENGTHS_DIFFER),
+        (spoilt(ids=b"", mask=b"", logprobs=b"", versions=b""), Reason.LENGTHS_DIFFER),
+        (spoilt(ids=ints(1, 2, VOCABULARY)), Reason.ID_OUT_OF_RANGE),
+        (spoilt(ids=ints(1, -2, 3)), Reason.ID_OUT_OF_RANGE),
+        (spoilt(mask=bytes([0, 1, 2])), Reason.MASK_INVALID),
+        (spoilt(mask=bytes([1, 1, 1])), Reason.FIRST_IS_TRAINED),
+        (group(rollout(1, sequence([1, 2], [0, 1]))), Reason.TOO_FEW_ROLLOUTS),
+        (group(), Reason.TOO_FEW_ROLLOUTS),
+        (group(rollout(1, sequence([1, 2], [0, 1])), rollout(1, sequence([1, 3], [0, 1]))), Reason.NO_SIGNAL),
+        (group(rollout(1, sequence([1, 2], [0, 0])), rollout(0)), Reason.NOTHING_SAMPLED),
+        (group(rollout(math.nan, sequence([1, 2], [0, 1])), rollout(0)), Reason.REWARD_NOT_FINITE),
+        (group(rollout(1, name="a"), rollout(0, name="a")), Reason.DUPLICATE_ROLLOUT),
         (
             group(rollout(1, sequence([1, 2], [0, 1], name="s")), rollout(0, sequence([1, 3], [0, 1], name="s"))),
-            admission.DUPLICATE_SEQUENCE,
+            Reason.DUPLICATE_SEQUENCE,
         ),
-        (msgspec.structs.replace(pair(), temperature=0.7), admission.OTHER_TEMPERATURE),
+        (msgspec.structs.replace(pair(), temperature=0.7), Reason.OTHER_TEMPERATURE),
     ],
 )
-def test_whole_groups_are_refused_with_a_reason(order: GroupOrder, expected: str) -> None:
+def test_whole_groups_are_refused_with_a_reason(order: GroupOrder, expected: Reason) -> None:
     assert reason(order) == expected
 
 
 def test_a_damaged_sequence_is_refused() -> None:
     order = pair()
     order.rollouts[0].sequences[0] = msgspec.structs.replace(order.rollouts[0].sequences[0], ids=ints(1, 2, 5))
-    assert reason(order) == admission.DIGEST_MISMATCH
+    assert reason(order) == Reason.DIGEST_MISMATCH
 
 
 def test_once_a_rollout_of_another_group_is_refused() -> None:
     order = pair()
-    assert reason(order, {order.rollouts[1].rollout_id}) == admission.DUPLICATE_ROLLOUT
+    assert reason(order, {order.rollouts[1].rollout_id}) == Reason.DUPLICATE_ROLLOUT
 
 
 def test_a_sequence_without_trained_tokens_is_dropped_and_its_rollout_counts() -> None:
@@ -123,7 +121,7 @@ def test_bounded_staleness(sampled: set[int], version: int, bound: int, publishe
     fit = all(version - bound <= one <= version and one in published for one in sampled)
     assert (refusal is None) == fit
     if refusal is not None and max(sampled) > version:
-        assert refusal.reason == admission.FUTURE_VERSION
+        assert refusal.reason == Reason.FUTURE_VERSION
 
 
 arrays = st.lists(

@@ -1,18 +1,16 @@
 """Invariant 10: a step is whole groups, each at most once."""
 
 import pytest
+from evener_learner.admission import Reason
+from evener_learner.steps import Assembly
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evener_learner import admission
-from evener_learner.steps import Assembly
 from tests.unit.learner.making import VOCABULARY, group, pair, rollout, sequence
 
 
 def assembly(groups_per_step: int = 2, max_staleness: int = 1) -> Assembly:
-    return Assembly(
-        groups_per_step=groups_per_step, max_staleness=max_staleness, vocabulary=VOCABULARY, temperature=1.0
-    )
+    return Assembly(groups_per_step=groups_per_step, max_staleness=max_staleness, vocabulary=VOCABULARY, temperature=1.0)
 
 
 def test_a_step_is_the_oldest_whole_groups() -> None:
@@ -34,7 +32,7 @@ def test_a_stale_group_is_refused_when_the_step_is_assembled() -> None:
     waiting.add(pair(version=2, name="new"))
     assert waiting.sweep(2, {1, 2}) == []
     (refusal,) = waiting.sweep(3, {1, 2, 3})
-    assert (refusal.group_id, refusal.reason) == ("old", admission.STALE)
+    assert (refusal.group_id, refusal.reason) == ("old", Reason.STALE)
     assert waiting.take(3) is None
 
 
@@ -43,7 +41,7 @@ def test_a_future_and_a_lost_version_are_refused() -> None:
     waiting.add(pair(version=4, name="future"))
     waiting.add(pair(version=2, name="lost"))
     refusals = {refusal.group_id: refusal.reason for refusal in waiting.sweep(3, {1, 3})}
-    assert refusals == {"future": admission.FUTURE_VERSION, "lost": admission.LOST_VERSION}
+    assert refusals == {"future": Reason.FUTURE_VERSION, "lost": Reason.LOST_VERSION}
 
 
 def test_once_a_group_or_a_rollout_comes_again() -> None:
@@ -53,7 +51,7 @@ def test_once_a_group_or_a_rollout_comes_again() -> None:
     assert waiting.knows("a")
     refusal = waiting.add(group(*first.rollouts, name="b"))
     assert refusal is not None
-    assert refusal.reason == admission.DUPLICATE_ROLLOUT
+    assert refusal.reason == Reason.DUPLICATE_ROLLOUT
 
 
 def test_metrics_count_rollouts_and_tokens() -> None:

@@ -4,11 +4,11 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from evener_learner import publisher as module
+from evener_learner.publisher import Publisher
 
 from evener.engines.weights import ATTEMPTS, DiskWeightSink, replace_weights
 from evener.errors import InfraError
-from evener_learner import publisher as module
-from evener_learner.publisher import Publisher
 from tests.unit.learner.engines import StubEngine, serving
 
 UPDATE = ["/start_weight_update", "/update_weights", "/finish_weight_update"]
@@ -46,7 +46,7 @@ async def test_it_resumes_when_it_gives_up(tmp_path: Path) -> None:
 
 async def test_an_engine_that_is_away_is_named() -> None:
     async with DiskWeightSink("http://127.0.0.1:9") as sink:
-        with pytest.raises(InfraError, match="127.0.0.1:9") as caught:
+        with pytest.raises(InfraError, match=r"127\.0\.0\.1:9") as caught:
             await sink.version()
     assert caught.value.cause == "engine_unavailable"
 
@@ -56,7 +56,7 @@ async def test_live_an_engine_that_hangs_is_an_error() -> None:
         await asyncio.sleep(30)
 
     async with serving(hang) as url, DiskWeightSink(url, timeout_s=0.2) as sink:
-        with pytest.raises(InfraError, match="/pause.*Timeout"):
+        with pytest.raises(InfraError, match=r"/pause.*Timeout"):
             await sink.pause()
 
 
@@ -92,5 +92,5 @@ async def test_a_restarted_engine_is_reloaded(tmp_path: Path, monkeypatch: pytes
 
 async def _until(condition) -> None:
     async with asyncio.timeout(5):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - it polls the engine's own state
             await asyncio.sleep(0.01)
