@@ -112,13 +112,19 @@ Build = Callable[[Sequence[CallLike]], Built]
 
 @dataclass(slots=True)
 class Archive:
-    """Rows to insert for one attempt, and the fault that forbids scoring it, if any (cause, detail)."""
+    """Rows to insert for one attempt, and the fault that forbids scoring it, if any (cause, detail).
+
+    ``sampled_by``: the policy versions that sampled a token; ``version_min`` and ``version_max``: those of the trained tokens
+    where there are any.
+    """
 
     calls: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     sequences: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     texts: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
     sampled_tokens: int = 0
-    versions: tuple[int, int] | None = None
+    sampled_by: set[int] = field(default_factory=set[int])
+    version_min: int | None = None
+    version_max: int | None = None
     fault: tuple[str, str] | None = None
 
 
@@ -129,22 +135,23 @@ class Archiver:
         self._trace = trace
         self._build = build
 
-    async def read(self, session_id: str, *, sealed: Sealed | None, pinned: int | None, graded: bool) -> Archive:
+    async def read(self, session_id: str, *, sealed: Sealed | None, graded: bool) -> Archive:
         """Read a session. Where the attempt is to be ``graded``, what is missing or wrong becomes the archive's fault."""
         calls = await self._trace.load(session_id)
         texts = await self._trace.texts(session_id) if calls else {}
-        fault = _fault(calls, sealed, pinned) if graded else None
+        fault = _fault(calls, sealed) if graded else None
         built = self._build(calls)
         rows = [] if fault or not graded else [_sequence_row(session_id, n, s) for n, s in enumerate(built.sequences)]
-        versions = [version for row in rows for _, _, version in row["version_runs"]] or [
-            version for call in calls for version in np.unique(call.versions).tolist()
-        ]
+        sampled_by = {int(version) for call in calls for version in np.unique(call.versions)}
+        trained_by = {version for row in rows for _, _, version in row["version_runs"]} or sampled_by
         return Archive(
             calls=_call_rows(session_id, calls, built.parents),
             sequences=rows,
             texts=[{"digest": digest, "body": body.decode(errors="replace")} for digest, body in texts.items()],
             sampled_tokens=sum(len(call.completion_ids) for call in calls),
-            versions=(min(versions), max(versions)) if versions else None,
+            sampled_by=sampled_by,
+            version_min=min(trained_by, default=None),
+            version_max=max(trained_by, default=None),
             fault=fault,
         )
 
@@ -157,7 +164,7 @@ def runs_of(values: Array) -> list[list[int]]:
     return [[start, end, int(values[start])] for start, end in pairwise(cuts)]
 
 
-def _fault(calls: Sequence[CallLike], sealed: Sealed | None, pinned: int | None) -> tuple[str, str] | None:
+def _fault(calls: Sequence[CallLike], sealed: Sealed | None) -> tuple[str, str] | None:
     if sealed is None:
         return "capture_gap", "the runner reports no seal"
     if len(calls) != sealed.committed:
@@ -169,8 +176,6 @@ def _fault(calls: Sequence[CallLike], sealed: Sealed | None, pinned: int | None)
                 return "capture_gap", f"call {call.number}: {sampled} tokens, {len(call.logprobs)} log-probabilities"
             if not bool(np.all(np.isfinite(call.logprobs)) and np.all(call.logprobs <= 0)):
                 return "capture_gap", f"call {call.number}: a log-probability is not finite and <= 0"
-        if pinned is not None and bool(np.any(call.versions != pinned)):
-            return "version_changed", f"call {call.number} was sampled by other versions than {pinned}"
     return None
 
 

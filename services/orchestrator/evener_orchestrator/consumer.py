@@ -87,9 +87,7 @@ async def apply(context: Context, message: Message) -> None:
 async def _rollout_finished(context: Context, message: RolloutFinished) -> None:
     """Archive the trace, read before the transaction that stores it: the writer never waits for Redis."""
     session = session_id(message.rollout_id, message.attempt)
-    async with context.ledger.write() as tx:
-        pinned = (await attempts.check(tx, message)).group.version
     graded = message.outcome in attempts.GRADED
-    archive = await context.archiver.read(session, sealed=message.sealed, pinned=pinned, graded=graded)
+    archive = await context.archiver.read(session, sealed=message.sealed, graded=graded)
     async with context.ledger.write() as tx:
         await attempts.finish(tx, message, archive)

@@ -59,7 +59,8 @@ class Feed:
             if found or left <= 0:
                 return found
             try:
-                await asyncio.wait_for(more.wait(), left)
+                async with asyncio.timeout(left):
+                    await more.wait()
             except TimeoutError:
                 return []
 
@@ -79,7 +80,6 @@ class Context:
     refused: Counter[str] = field(default_factory=Counter[str])
     outbox: asyncio.Event = field(default_factory=asyncio.Event)
     planner: asyncio.Event = field(default_factory=asyncio.Event)
-    release: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         self.ledger = Ledger(self.settings.database, on_commit=self.committed)
@@ -90,5 +90,4 @@ class Context:
             self.outbox.set()
         if transaction.changes:
             self.planner.set()
-            self.release.set()
             self.feed.add(transaction.changes)

@@ -4,6 +4,7 @@ A loop is woken by an event or by its period, whichever comes first. Run by `orc
 """
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 
@@ -24,6 +25,9 @@ GATHER_S = 0.02
 """Changes within this time are planned for at once: a group's rollouts end in bunches."""
 
 REISSUE_S = 60.0
+RELEASE_S = 2.0
+"""The proxy's memory of a finished session is small: many are released at once."""
+
 FAILURE_PAUSE_S = 1.0
 _log = log.get("orchestrator")
 
@@ -36,11 +40,11 @@ async def run_loops(context: Context) -> None:
         loops.create_task(_supervise("events", lambda: consume(context)))
         loops.create_task(_every("planner", lambda: plan(context), 1.0, context.planner))
         loops.create_task(_every("outbox", lambda: drain_outbox(context), 1.0, context.outbox))
-        loops.create_task(_every("release", lambda: drain_sessions(context), 5.0, context.release))
-        loops.create_task(_every("reissue", lambda: issue_again(context, age_s=REISSUE_S), REISSUE_S, asyncio.Event()))
+        loops.create_task(_every("release", lambda: drain_sessions(context), RELEASE_S))
+        loops.create_task(_every("reissue", lambda: issue_again(context, age_s=REISSUE_S), REISSUE_S))
         # Leases that ran out while nobody listened get as long as a fresh one: their runners may be alive.
         await asyncio.sleep(lease_s)
-        loops.create_task(_every("leases", lambda: expire_leases(context), min(2.0, lease_s / 4), asyncio.Event()))
+        loops.create_task(_every("leases", lambda: expire_leases(context), min(2.0, lease_s / 4)))
 
 
 async def plan(context: Context) -> None:
@@ -78,18 +82,19 @@ async def issue_again(context: Context, *, age_s: float) -> None:
         _log.info("reissued", commands=number)
 
 
-async def _every(name: str, work: Callable[[], Awaitable[None]], period_s: float, wake: asyncio.Event) -> None:
+async def _every(name: str, work: Callable[[], Awaitable[None]], period_s: float, wake: asyncio.Event | None = None) -> None:
     """Do ``work`` now, whenever ``wake`` is set, and every ``period_s`` seconds."""
+    wake = wake or asyncio.Event()
 
     async def forever() -> None:
         while True:
             wake.clear()
             await work()
-            try:
-                await asyncio.wait_for(wake.wait(), period_s)
-            except TimeoutError:
-                continue
-            await asyncio.sleep(GATHER_S)
+            # Not wait_for: in Python 3.11 it swallows a cancellation that comes together with the event.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(period_s):
+                    await wake.wait()
+                await asyncio.sleep(GATHER_S)
 
     await _supervise(name, forever)
 

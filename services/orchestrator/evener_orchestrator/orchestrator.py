@@ -36,7 +36,11 @@ async def run(context: Context, *, stop: asyncio.Event, ready: asyncio.Event) ->
     listener = _listen(settings.host, settings.api_port)
     try:
         await migrate(context.ledger)
-        server = _Server(uvicorn.Config(create_app(context), log_config=None, access_log=False, timeout_graceful_shutdown=5))
+        server = _Server(
+            uvicorn.Config(
+                create_app(context), log_config=None, access_log=False, proxy_headers=False, timeout_graceful_shutdown=5
+            )
+        )
         http = asyncio.create_task(server.serve(sockets=[listener]))
         loops = asyncio.create_task(run_loops(context))
         stopping = asyncio.create_task(stop.wait())

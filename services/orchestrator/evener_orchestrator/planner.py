@@ -68,7 +68,7 @@ async def _plan_training(tx: Transaction, run: Run, file: RunFile, train: Train)
             func.count().filter(Group.state == GroupState.TRAINED),
         ).where(Group.run_id == run.id, Group.purpose == "train")
     )
-    planned, in_flight, trained = counts.tuples().one()
+    planned, in_flight, trained = counts.one()
     credit = (train.max_staleness + 1) * train.groups_per_step - in_flight
     needed = train.steps * train.groups_per_step - trained - in_flight
     if min(credit, needed) <= 0:

@@ -24,7 +24,7 @@ async def release(ledger: Ledger, sessions: Sessions) -> int:
             .order_by(Attempt.id)
             .limit(BATCH)
         )
-        rows = ended.tuples().all()
+        rows = ended.all()
     if not rows:
         return 0
     for name, cause in rows:

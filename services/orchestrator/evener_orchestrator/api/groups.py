@@ -50,7 +50,7 @@ async def listing(shared: Shared, run: str = "latest", limit: int = 100) -> Resp
             .order_by(Group.id.desc())
             .limit(limit)
         )
-        return as_json([_shown(group, task) for group, task in rows.tuples()])
+        return as_json([_shown(group, task) for group, task in rows])
 
 
 @router.get("/{group}")

@@ -35,7 +35,7 @@ async def metrics(shared: Shared) -> Response:
     async with shared.ledger.read() as session:
         outbox = await session.scalar(select(func.count()).select_from(Outgoing))
         states = await session.execute(select(Rollout.state, func.count()).group_by(Rollout.state))
-        rollouts = states.tuples().all()
+        rollouts = states.all()
     lines = [
         "# TYPE evener_outbox_messages gauge",
         f"evener_outbox_messages {outbox}",

@@ -48,7 +48,7 @@ async def listing(shared: Shared, run: str = "latest", outcome: str | None = Non
         if outcome is not None:
             statement = statement.where(Rollout.outcome == outcome)
         rows = await session.execute(statement)
-        return as_json([_shown(*row) for row in rows.tuples()])
+        return as_json([_shown(*row) for row in rows])
 
 
 @router.get("/{rollout}")
@@ -93,7 +93,7 @@ async def trace(rollout: str, shared: Shared) -> Response:
                     {"call_id": call.id, **columns(call, CALL), "tokens": _tokens(call, trained=call.id in trained)}
                     for call in calls
                 ],
-                "texts": dict(texts.tuples().all()),
+                "texts": dict(texts.all()),
             }
         )
 

@@ -110,16 +110,10 @@ async def heartbeat(tx: Transaction, session: str, *, lease: str, lease_s: float
     return Heartbeat(lease_s=lease_s, action="continue" if wanted else "cancel")
 
 
-async def check(tx: Transaction, message: RolloutFinished) -> Held:
-    """The attempt that a runner's last word is about. Raises Conflict where the word comes too late."""
-    held = await hold(tx, session_id(message.rollout_id, message.attempt))
-    _check_lease(held, message.lease)
-    return held
-
-
 async def finish(tx: Transaction, message: RolloutFinished, archive: Archive) -> None:
     """Record the end of an attempt with its trace. Raises Conflict where the word comes too late."""
-    held = await check(tx, message)
+    held = await hold(tx, session_id(message.rollout_id, message.attempt))
+    _check_lease(held, message.lease)
     attempt, rollout = held.attempt, held.rollout
     attempt.exit_code = message.exit_code
     attempt.sandbox = message.sandbox
@@ -130,14 +124,23 @@ async def finish(tx: Transaction, message: RolloutFinished, archive: Archive) ->
     attempt.started_at = datetime.fromtimestamp(message.started, UTC) if message.started else None
     rollout.calls = len(archive.calls)
     rollout.sampled_tokens = archive.sampled_tokens
-    rollout.version_min, rollout.version_max = archive.versions or (None, None)
+    rollout.version_min, rollout.version_max = archive.version_min, archive.version_max
     await _store(tx, archive)
     outcome, cause, detail = message.outcome, message.cause, message.detail
-    if outcome in GRADED and archive.fault is None and message.snapshot is None:
-        archive.fault = ("snapshot_failed", "the runner reports no snapshot")
-    if archive.fault is not None:
-        outcome, (cause, detail) = Outcome.INFRA_ERROR, archive.fault
+    if outcome in GRADED and (fault := _fault(message, archive, held.group.version)):
+        outcome, (cause, detail) = Outcome.INFRA_ERROR, fault
     await _settle(tx, held, outcome, cause, detail)
+
+
+def _fault(message: RolloutFinished, archive: Archive, pinned: int | None) -> tuple[str, str] | None:
+    """Why an attempt cannot be graded although its agent ended: cause and detail."""
+    if archive.fault is not None:
+        return archive.fault
+    if message.snapshot is None:
+        return "snapshot_failed", "the runner reports no snapshot"
+    if pinned is not None and archive.sampled_by - {pinned}:
+        return "version_changed", f"version {pinned} was pinned, {sorted(archive.sampled_by)} sampled"
+    return None
 
 
 async def expire(tx: Transaction) -> int:

@@ -6,6 +6,7 @@ Time is the database's. Used by every part of the orchestrator.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -13,16 +14,20 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, event, func, select, type_coerce
+from sqlalchemy import func, select, type_coerce
 from sqlalchemy.engine import make_url
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 
 from evener.messages import Message, encode
 from evener_orchestrator.ledger.models import Outgoing
+from evener_orchestrator.ledger.sqlite import create_sqlite_engine
 from evener_orchestrator.ledger.types import Timestamp
 
-BUSY_MS = 30_000
-"""How long SQLite waits for another process (a person's shell) that writes."""
+PATIENCE_S = 30.0
+"""How long a transaction waits for another process that writes SQLite."""
+
+RETRY_S = 0.05
 
 
 @dataclass(slots=True)
@@ -49,11 +54,12 @@ class Ledger:
 
     def __init__(self, url: str, *, on_commit: Callable[[Transaction], None] = lambda _: None) -> None:
         self._on_commit = on_commit
-        self.sqlite = make_url(url).get_backend_name() == "sqlite"
+        location = make_url(url)
+        self.sqlite = location.get_backend_name() == "sqlite"
         if self.sqlite:
-            Path(make_url(url).database or "").parent.mkdir(parents=True, exist_ok=True)
-            self.writer = _sqlite(url, "BEGIN IMMEDIATE", connections=1)
-            self.reader = _sqlite(url, "BEGIN", connections=4)
+            Path(location.database or "").parent.mkdir(parents=True, exist_ok=True)
+            self.writer = create_sqlite_engine(location, "BEGIN IMMEDIATE", connections=1)
+            self.reader = create_sqlite_engine(location, "BEGIN", connections=8)
         else:
             self.writer = self.reader = create_async_engine(url, pool_size=16, pool_pre_ping=True)
         self._write = async_sessionmaker(self.writer, expire_on_commit=False)
@@ -63,10 +69,23 @@ class Ledger:
     @asynccontextmanager
     async def write(self) -> AsyncGenerator[Transaction]:
         """A transaction that commits when the block ends, and leaves nothing behind where it raises."""
-        async with self._turn, self._write() as session, session.begin():
-            transaction = Transaction(session, await _clock(session, sqlite=self.sqlite))
+        async with self._turn, self._write() as session:
+            transaction = Transaction(session, await self._begin(session))
             yield transaction
+            await session.commit()
         self._on_commit(transaction)
+
+    async def _begin(self, session: AsyncSession) -> datetime:
+        """Begin with a look at the clock. Another process that writes SQLite is waited for without blocking the loop."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                return await _clock(session, sqlite=self.sqlite)
+            except OperationalError as error:
+                if "database is locked" not in str(error) or time.monotonic() > deadline:
+                    raise
+                await session.rollback()
+                await asyncio.sleep(RETRY_S)
 
     @asynccontextmanager
     async def read(self) -> AsyncGenerator[AsyncSession]:
@@ -85,22 +104,3 @@ async def _clock(session: AsyncSession, *, sqlite: bool) -> datetime:
     # Postgres's clock_timestamp and not now: a transaction may have waited for a row before.
     clock = func.strftime("%Y-%m-%d %H:%M:%f", "now") if sqlite else func.clock_timestamp()
     return (await session.execute(select(type_coerce(clock, Timestamp)))).scalar_one()
-
-
-def _sqlite(url: str, begin: str, *, connections: int) -> AsyncEngine:
-    engine = create_async_engine(url, pool_size=connections, max_overflow=0)
-
-    def connect(connection: Any, _record: Any) -> None:
-        connection.isolation_level = None  # the driver begins nothing by itself
-        cursor = connection.cursor()
-        # synchronous=NORMAL: a commit outlives every process, and only the last ones can be lost with the machine's power.
-        for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON", f"busy_timeout={BUSY_MS}"):
-            cursor.execute(f"PRAGMA {pragma}")
-        cursor.close()
-
-    def start(connection: Connection) -> None:
-        connection.exec_driver_sql(begin)
-
-    event.listen(engine.sync_engine, "connect", connect)
-    event.listen(engine.sync_engine, "begin", start)
-    return engine

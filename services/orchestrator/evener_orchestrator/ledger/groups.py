@@ -58,7 +58,7 @@ async def close_if_complete(tx: Transaction, run: Run, group: Group) -> None:
             Rollout.group_id == group.id
         )
     )
-    waiting, scored = counts.tuples().one()
+    waiting, scored = counts.one()
     if waiting:
         return
     if group.purpose == "train" and scored < SMALLEST_GROUP:
@@ -108,7 +108,7 @@ async def _sequences(tx: Transaction, group_id: str) -> dict[str, list[Sequence]
         .order_by(Sequence.attempt_id, Sequence.number)
     )
     found: dict[str, list[Sequence]] = {}
-    for rollout_id, sequence in rows.tuples():
+    for rollout_id, sequence in rows:
         found.setdefault(rollout_id, []).append(sequence)
     return found
 

@@ -49,7 +49,7 @@ async def hold(tx: Transaction, session_id: str) -> Held:
         .join(Group, Group.id == Rollout.group_id)
         .where(Attempt.id == session_id)
     )
-    attempt, rollout, group = row.tuples().one()
+    attempt, rollout, group = row.one()
     return Held(attempt, rollout, group, run)
 
 

@@ -34,7 +34,7 @@ def summary(run: Run) -> dict[str, Any]:
 async def progress(session: AsyncSession, run: Run) -> dict[str, Any]:
     """Everything that is counted about a run."""
     stale = await session.execute(select(func.avg(Group.staleness), func.max(Group.staleness)).where(Group.run_id == run.id))
-    mean, greatest = stale.tuples().one()
+    mean, greatest = stale.one()
     version = await latest(session, run.policy)
     return summary(run) | {
         "version": version.version,
@@ -67,7 +67,7 @@ async def _rollouts(session: AsyncSession, run: Run) -> dict[str, Any]:
     )
     counts: dict[str, int] = dict.fromkeys(("planned", "queued", "running", "scoring", "done"), 0)
     outcomes = dict.fromkeys((str(outcome) for outcome in Outcome), 0)
-    for state, outcome, number in rows.tuples():
+    for state, outcome, number in rows:
         if outcome is not None:
             counts["done"] += number
             outcomes[outcome] += number
@@ -81,7 +81,7 @@ async def _groups(session: AsyncSession, run: Run) -> dict[str, dict[str, int]]:
         select(Group.purpose, Group.state, func.count()).where(Group.run_id == run.id).group_by(Group.purpose, Group.state)
     )
     counts = {purpose: dict.fromkeys((str(state) for state in GroupState), 0) for purpose in ("train", "eval")}
-    for purpose, state, number in rows.tuples():
+    for purpose, state, number in rows:
         counts[purpose][state] = number
     return counts
 
@@ -99,7 +99,7 @@ async def _pass1(session: AsyncSession, run: Run) -> list[dict[str, Any]]:
         .group_by(Group.purpose, version, Group.harness, Task.family)
     )
     cells: dict[tuple[str, int, str | None, str | None], list[int]] = {}
-    for purpose, at, harness, family, n, solved in rows.tuples():
+    for purpose, at, harness, family, n, solved in rows:
         for key in ((purpose, at or 0, None, None), (purpose, at or 0, None, family), (purpose, at or 0, harness, None)):
             cell = cells.setdefault(key, [0, 0])
             cell[0] += n

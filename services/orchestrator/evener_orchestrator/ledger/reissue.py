@@ -35,7 +35,7 @@ async def reissue(tx: Transaction, *, before: datetime, run_id: str | None = Non
         .with_for_update(of=Rollout, skip_locked=True)
     )
     number = 0
-    for rollout, purpose in rollouts.tuples().all():
+    for rollout, purpose in rollouts.all():
         number += 1
         if rollout.state is RolloutState.ARCHIVED:
             ask_for_score(tx, rollout)
@@ -57,7 +57,7 @@ async def reissue(tx: Transaction, *, before: datetime, run_id: str | None = Non
         .order_by(Group.number)
         .with_for_update(of=Group, skip_locked=True)
     )
-    for group, run in groups.tuples().all():
+    for group, run in groups.all():
         number += 1
         issue(tx, run, group)
     return number

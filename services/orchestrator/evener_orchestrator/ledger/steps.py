@@ -75,7 +75,7 @@ async def _oldest_versions(tx: Transaction, groups: list[str]) -> dict[str, int]
         .where(Rollout.group_id.in_(groups), Rollout.state == RolloutState.SCORED, Rollout.version_min.is_not(None))
         .group_by(Rollout.group_id)
     )
-    return {group: oldest for group, oldest in rows.tuples() if oldest is not None}
+    return {group: oldest for group, oldest in rows if oldest is not None}
 
 
 async def _version_before(tx: Transaction, policy: str, version: int) -> int:
