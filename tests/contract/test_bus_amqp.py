@@ -8,7 +8,7 @@ from urllib.parse import urlsplit, urlunsplit
 import aio_pika
 import pytest
 
-from evener.bus import connect
+from evener.bus import DeadLetter, connect
 from evener.bus.amqp import AmqpBus
 from evener.bus.amqp.link import Link
 from evener.bus.amqp.publisher import MAX_BODY, Publisher
@@ -223,13 +223,14 @@ async def test_what_a_broken_consumer_never_settles_is_a_dead_letter_of_the_brok
     async with await aio_pika.connect(fresh_amqp_url) as connection:
         channel = await connection.channel()
         queue = await channel.get_queue(ROLLOUTS, ensure=False)
+        letters: list[DeadLetter] = []
         async with asyncio.timeout(WAIT_S):
-            while await bus.depth(ROLLOUTS):
+            while not letters:
                 raw = await queue.get(fail=False)
                 if raw is not None:
                     await raw.reject(requeue=True)
-            while not (letters := await bus.dead_letters()):  # noqa: ASYNC110 - a broker has no event for it
-                await asyncio.sleep(0.05)
+                elif await bus.depth(ROLLOUTS) == 0:
+                    letters = await bus.dead_letters()
     assert [(letter.queue, letter.reason) for letter in letters] == [(ROLLOUTS, "given up by RabbitMQ: delivery_limit")]
     assert await bus.retry(letters[0].id) == 1
     assert await bus.depth(ROLLOUTS) == 1
@@ -243,12 +244,11 @@ async def test_a_restart_of_the_broker_loses_no_message(rabbitmq: Rabbit, bus: A
         await bus.publish(command(number))
     async with asyncio.timeout(4 * WAIT_S), bus.consume(ROLLOUTS) as consumer:
         held = await consumer.get()
-        stopping = asyncio.create_task(asyncio.to_thread(rabbitmq.stop))
-        await bus_publish_all(bus, range(50, 100))
-        await stopping
-        publishing = asyncio.create_task(bus_publish_all(bus, range(100, 150)))
+        publishing = [asyncio.create_task(publish_all(bus, range(50, 100)))]
+        await asyncio.to_thread(rabbitmq.stop)
+        publishing.append(asyncio.create_task(publish_all(bus, range(100, 150))))
         await asyncio.to_thread(rabbitmq.start)
-        await publishing
+        await asyncio.gather(*publishing)
         await held.ack()
         again = await consumer.get()
         assert again.redelivered
@@ -257,7 +257,7 @@ async def test_a_restart_of_the_broker_loses_no_message(rabbitmq: Rabbit, bus: A
     assert not wanted
 
 
-async def bus_publish_all(bus: AmqpBus, numbers: range) -> None:
+async def publish_all(bus: AmqpBus, numbers: range) -> None:
     """Publish as an outbox does: each until it is confirmed."""
 
     async def one(number: int) -> None:
