@@ -55,9 +55,11 @@ class BubblewrapSandbox:
             if hierarchy is not None:
                 self._cgroup = hierarchy.make(folder.path.name, self._spec.limits)
                 folder.add_cgroups(self._cgroup.paths)
-        except OSError as error:
+        except BaseException as error:
             await self.destroy()
-            raise InfraError("sandbox_failed", f"{folder.path}: {error}") from error
+            if isinstance(error, OSError):
+                raise InfraError("sandbox_failed", f"{folder.path}: {error}") from error
+            raise
         return self
 
     @property

@@ -5,11 +5,9 @@
 Called by the runner, and by the verifier, which compares the snapshot with it.
 """
 
-import io
 import json
 import posixpath
 import shutil
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,15 +31,6 @@ def lay_out(environment: Path, workspace: Path) -> None:
             except (ValueError, OSError) as error:
                 line = f"environment/Dockerfile line {number}: {' '.join(words)[:80]}"
                 raise TaskError("task_setup", f"{line}: {error}; give environment/workspace/ instead") from error
-
-
-def tar_of(folder: Path) -> bytes:
-    """The contents of a folder as a tar file."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for path in sorted(folder.rglob("*")):
-            archive.add(path, arcname=str(path.relative_to(folder)), recursive=False)
-    return buffer.getvalue()
 
 
 def _instructions(text: str) -> Iterator[tuple[int, list[str]]]:

@@ -93,7 +93,10 @@ async def start(
         # An empty environment: that of bubblewrap itself can be read inside, as /proc/1/environ.
         environment = {"PATH": os.environ.get("PATH", "/usr/bin:/bin")}
         try:
-            process = await asyncio.create_subprocess_exec(*argv, pass_fds=inherited, env=environment, **popen)
+            # A session of its own: Ctrl-C at the terminal is for the runner, which ends its agents in order.
+            process = await asyncio.create_subprocess_exec(
+                *argv, pass_fds=inherited, env=environment, start_new_session=True, **popen
+            )
         except OSError as error:
             raise InfraError("sandbox_failed", f"bwrap: {error.strerror}") from error
         finally:
