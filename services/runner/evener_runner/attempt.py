@@ -146,8 +146,11 @@ class Attempt:
     async def _drain(self) -> None:
         """Let the calls that the agent left behind end, so that the seal finds none in flight."""
         deadline = time.monotonic() + DRAIN_S
-        while (await self._tools.sessions.read(self._lease.session_id)).in_flight and time.monotonic() < deadline:
-            await asyncio.sleep(_DRAIN_POLL_S)  # noqa: ASYNC110 - the proxy is another process
+        while time.monotonic() < deadline:
+            state = await self._tools.sessions.read(self._lease.session_id)
+            if not state.in_flight:
+                return
+            await asyncio.sleep(_DRAIN_POLL_S)
 
     async def _keep(self, verdict: Verdict) -> _Left:
         """Store the workspace of an attempt that will be scored, and the log of every attempt."""

@@ -12,9 +12,9 @@ from evener.errors import InputError, TaskError
 from evener.log import get
 from evener.sandbox import HOME, WORKSPACE, Folder, Kind, Limits, Mount, Sandbox, SandboxSpec, create
 from evener.sandbox.archive import tar_of_files, tar_of_folder
-from evener.sandbox.initial import lay_out
+from evener.sandbox.initial import lay_out, limits_of
 from evener.settings import Settings
-from evener.tasks import TaskToml, read_toml, unpack
+from evener.tasks import read_toml, unpack
 from evener_runner import compile_cache, install
 from evener_runner.harnesses import NODE, Access, Harness
 
@@ -50,16 +50,6 @@ def read_job(bundle: bytes, lease: RolloutLease, folder: Folder) -> Job:
     lay_out(task / "environment", workspace)
     wall_s = min(lease.budget.wall_s, toml.agent.timeout_sec or lease.budget.wall_s)
     return Job(instruction.strip() + "\n", tar_of_folder(workspace), wall_s, limits_of(toml))
-
-
-def limits_of(toml: TaskToml) -> Limits:
-    """The task's own limits over ours."""
-    usual, own = Limits(), toml.environment
-    return Limits(
-        memory_bytes=usual.memory_bytes if own.memory_mb is None else own.memory_mb << 20,
-        pids=usual.pids,
-        cpus=own.cpus or usual.cpus,
-    )
 
 
 async def make_sandbox(harness: Harness, job: Job, kind: Kind, folder: Folder, settings: Settings) -> Sandbox:

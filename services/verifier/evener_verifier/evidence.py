@@ -48,7 +48,7 @@ def _digests(tar: bytes) -> dict[str, str]:
         for member in archive:
             content = archive.extractfile(member) if member.isreg() else None
             if content is not None:
-                digests[member.name] = hashlib.file_digest(content, "sha256").hexdigest()
+                digests[member.name] = hashlib.sha256(content.read()).hexdigest()
             elif member.issym():
                 digests[member.name] = f"-> {member.linkname}"
     return digests

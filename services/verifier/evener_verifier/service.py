@@ -12,7 +12,7 @@ from evener.blobs import Blobs
 from evener.bus.port import Bus, Consumer, Delivery
 from evener.errors import InfraError, InputError
 from evener.ids import session_id
-from evener.messages import WORKSPACES, ScoreWorkspace
+from evener.messages import WORKSPACES, RolloutScored, ScoreWorkspace
 from evener.sandbox import cgroups
 from evener.sandbox.folders import reap
 from evener.settings import Settings
@@ -58,8 +58,8 @@ class _Slot:
                 with contextlib.suppress(asyncio.CancelledError):
                     await delivery.hand_back()
                 raise
-            except Exception as error:  # noqa: BLE001 - the supervisor: one bad workspace does not end the service
-                _log.error("scoring failed", message_id=delivery.message.message_id, exc_info=error)
+            except Exception as error:  # noqa: BLE001 - the supervisor: one message does not end the service
+                _log.error("command failed", message_id=delivery.message.message_id, exc_info=error)
                 await delivery.reject(f"{type(error).__name__}: {error}")
 
     async def _score(self, delivery: Delivery) -> None:
@@ -77,7 +77,14 @@ class _Slot:
         except InfraError as error:
             await delivery.reject(str(error))
             return
-        scored = await score(order, self._blobs, self._sandboxes)
+        try:
+            scored = await score(order, self._blobs, self._sandboxes)
+        except Exception as error:  # noqa: BLE001 - a fault that nobody foresaw is reported as ours, and tried again
+            _log.error("scoring failed", session=session, exc_info=error)
+            fault = f"{type(error).__name__}: {error}"[:500]
+            scored = RolloutScored(
+                rollout_id=message.rollout_id, attempt=message.attempt, cause="verifier_failed", detail=fault
+            )
         await self._bus.publish(scored)
         await delivery.ack()
         _log.info("scored", session=session, scores=scored.scores, cause=scored.cause, seconds=round(scored.seconds, 3))

@@ -1,7 +1,7 @@
-"""A workspace is scored in a fresh sandbox by tests that its agent never saw; nothing the agent left can stand in for a score.
+"""A workspace is scored in a fresh sandbox by tests that its agent never saw; nothing it left stands in for a score.
 
-The snapshot is at ``/workspace``, the tests are read-only at ``/tests``, ``/logs/verifier`` starts empty, and there is no network.
-A fault of ours is reported as such, never as a score of 0. Called by the service, once a command.
+The snapshot is at ``/workspace``, the tests are read-only at ``/tests``, ``/logs/verifier`` starts empty, there is no
+network. A fault of ours is reported as such, never as a score of 0. Called by the service, once a command.
 """
 
 import asyncio
@@ -16,8 +16,8 @@ from evener.blobs import Blobs
 from evener.errors import EvenerError, InputError, TaskError
 from evener.ids import parse_session_id
 from evener.messages import RolloutScored
-from evener.sandbox import HOME, WORKSPACE, ExecResult, Folder, Kind, Limits, Mount, Sandbox, SandboxSpec, choose, create
-from evener.sandbox.initial import lay_out
+from evener.sandbox import HOME, WORKSPACE, ExecResult, Folder, Kind, Mount, Sandbox, SandboxSpec, choose, create
+from evener.sandbox.initial import lay_out, limits_of
 from evener.tasks import TaskToml, read_toml, unpack
 from evener_verifier import evidence, relocate, reward
 
@@ -93,16 +93,12 @@ def fetch(order: ScoreOrder, blobs: Blobs, folder: Folder) -> Case:
 
 async def run_tests(case: Case, kind: Kind, folder: Folder) -> Ran:
     """Run ``tests/test.sh`` over the snapshot. Raises InfraError."""
-    own, usual = case.toml.environment, Limits()
-    limits = Limits(
-        memory_bytes=usual.memory_bytes if own.memory_mb is None else own.memory_mb << 20, cpus=own.cpus or usual.cpus
-    )
     spec = SandboxSpec(
         folder,
         mounts=(Mount(case.tests, TESTS),),
         writable=(WORKSPACE, HOME, "/tmp", LOGS),  # noqa: S108 - a path inside
         env=case.toml.verifier.env,
-        limits=limits,
+        limits=limits_of(case.toml),
     )
     sandbox = await create(kind, spec)
     try:
