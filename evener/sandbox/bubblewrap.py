@@ -10,6 +10,7 @@ import contextlib
 import os
 import resource
 import time
+from collections.abc import Coroutine
 from functools import cache
 from subprocess import DEVNULL, PIPE
 
@@ -41,6 +42,8 @@ class BubblewrapSandbox:
         self._pump: Pump | None = None
         self._cgroup: cgroups.Cgroup | None = None
         self._trees: list[tree.Tree] = []
+        self._commands: set[asyncio.Task[object]] = set()
+        self._kills = 0
 
     async def make(self) -> "BubblewrapSandbox":
         """Make all that a command will need. Raises InfraError."""
@@ -55,9 +58,11 @@ class BubblewrapSandbox:
             if hierarchy is not None:
                 self._cgroup = hierarchy.make(folder.path.name, self._spec.limits)
                 folder.add_cgroups(self._cgroup.paths)
-        except OSError as error:
+        except BaseException as error:
             await self.destroy()
-            raise InfraError("sandbox_failed", f"{folder.path}: {error}") from error
+            if isinstance(error, OSError):
+                raise InfraError("sandbox_failed", f"{folder.path}: {error}") from error
+            raise
         return self
 
     @property
@@ -79,15 +84,24 @@ class BubblewrapSandbox:
         cwd: str = WORKSPACE,
     ) -> ExecResult:
         """Run a command; see `Sandbox.exec`."""
-        started = time.monotonic()
+        task = asyncio.current_task()
+        assert task is not None
+        self._commands.add(task)
+        try:
+            return await self._exec(argv, timeout, stdin, {**self._spec.env, **(env or {})}, cwd)
+        finally:
+            self._commands.discard(task)
+
+    async def _exec(self, argv: list[str], timeout: float, stdin: bytes, env: dict[str, str], cwd: str) -> ExecResult:
+        started, kills = time.monotonic(), self._kills
         inside = Inside(
             {path: self._files.host(path) for path in self._spec.writable},
             self._spec.mounts,
             self._spec.folder.path / "etc",
             self._spec.folder.path / "proxy" if self._pump else None,
         )
-        running = await tree.start(
-            inside.options({**self._spec.env, **(env or {})}, cwd),
+        start = tree.start(
+            inside.options(env, cwd),
             inside.command(argv),
             seccomp=_filter(),
             limit=self._limit,
@@ -95,7 +109,10 @@ class BubblewrapSandbox:
             stdout=PIPE,
             stderr=PIPE,
         )
+        running = await _uncut(start)
         self._trees.append(running)
+        if kills != self._kills:  # killed while it started
+            running.kill()
         try:
             return await _finish(running, stdin, timeout, started)
         finally:
@@ -115,15 +132,16 @@ class BubblewrapSandbox:
         return await asyncio.to_thread(self._files.snapshot, path)
 
     async def kill(self) -> None:
-        """Kill whatever runs."""
+        """Kill whatever runs or is about to."""
+        self._kills += 1
         for running in self._trees:
             running.kill()
 
     async def destroy(self) -> None:
         """Kill, and remove every trace."""
         await self.kill()
-        for running in self._trees:
-            await running.dead(tree.DEATH_S)
+        if self._commands:
+            await asyncio.wait(self._commands, timeout=tree.DEATH_S)
         if self._pump is not None:
             await self._pump.close()
         await asyncio.to_thread(self._remove)
@@ -143,21 +161,35 @@ class BubblewrapSandbox:
             resource.prlimit(pid, name, (value, value))
 
 
+async def _uncut(start: Coroutine[None, None, tree.Tree]) -> tree.Tree:
+    """A start takes 20 ms and cannot be broken off half way: a caller who is cancelled meanwhile ends what was started."""
+    starting = asyncio.ensure_future(start)
+    try:
+        return await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        await asyncio.wait({starting})
+        if starting.exception() is None:
+            await starting.result().end()
+        raise
+
+
 async def _finish(running: tree.Tree, stdin: bytes, timeout: float, started: float) -> ExecResult:
     process = running.process
     assert process.stdout is not None
     assert process.stderr is not None
-    streams = asyncio.gather(
-        collect(process.stdout, OUTPUT_LIMIT), collect(process.stderr, OUTPUT_LIMIT), _feed(process, stdin)
-    )
+    outputs = [asyncio.ensure_future(collect(stream, OUTPUT_LIMIT)) for stream in (process.stdout, process.stderr)]
+    feeding = asyncio.ensure_future(_feed(process, stdin))
     try:
         in_time = await running.dead(timeout)
         running.kill()
         if not await running.dead(tree.DEATH_S):
             raise InfraError("sandbox_failed", "a killed sandbox does not die")
-        stdout, stderr, _ = await asyncio.wait_for(streams, tree.DEATH_S)
+        stdout, stderr = [await output for output in outputs]
+        await feeding
     finally:
-        streams.cancel()
+        for task in (feeding, *outputs):
+            task.cancel()
+        await asyncio.wait({feeding, *outputs})
     code = await running.exit_code()
     if code is None and in_time and stderr.content().startswith(b"bwrap: "):
         raise InfraError("sandbox_failed", stderr.content().decode(errors="replace").strip())

@@ -7,6 +7,7 @@ nearest one it may write to. `find` tells which; nothing is assumed of the host.
 import contextlib
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -93,6 +94,11 @@ def find(root: Path = ROOT, own: Path = Path("/proc/self/cgroup")) -> Hierarchy 
         lines = [line.split(":", 2) for line in own.read_text().splitlines()]
     except OSError:
         return None
+    hierarchy = _hierarchy(root, lines)
+    return hierarchy if hierarchy is not None and _joins(hierarchy) else None
+
+
+def _hierarchy(root: Path, lines: list[list[str]]) -> Hierarchy | None:
     places = {controller: path for _, names, path in lines for controller in names.split(",")}
     if (root / "cgroup.controllers").exists():
         return _version2(root, places.get("", "/"))
@@ -122,6 +128,21 @@ def _version2(root: Path, place: str) -> Hierarchy | None:
     return None
 
 
+def _joins(hierarchy: Hierarchy) -> bool:
+    """Whether we may move a process in: a user may make cgroups and still not be allowed to leave his session's."""
+    process = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
+    try:
+        cgroup = hierarchy.make(f"probe-{process.pid}", Limits())
+        cgroup.add(process.pid)
+        cgroup.remove()
+    except OSError:
+        return False
+    finally:
+        process.kill()
+        process.communicate()
+    return True
+
+
 def _holds(file: str) -> Callable[[Path], bool]:
     return lambda base: (base / file).exists()
 
@@ -129,7 +150,7 @@ def _holds(file: str) -> Callable[[Path], bool]:
 def _delegates(base: Path) -> bool:
     """Hand the controllers on to the children of ``base``, which no process is in."""
     (base / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in _CONTROLLERS))
-    return set(_CONTROLLERS) <= set((base / "cgroup.subtree_control").read_text().split())
+    return True
 
 
 def _usable(parent: Path, check: Callable[[Path], bool]) -> Path | None:

@@ -1,20 +1,19 @@
-"""The workspace that an agent finds, made from a task's ``environment/`` without building an image.
+"""The limits that a task asks for, and its workspace, made from ``environment/`` without building an image.
 
 ``environment/workspace/`` holds its files; else a Dockerfile's ``COPY`` lines say which files of ``environment/`` go where in
 ``/workspace``. A line that only a container engine can follow is refused, so that no agent starts in half an environment.
 Called by the runner, and by the verifier, which compares the snapshot with it.
 """
 
-import io
 import json
 import posixpath
 import shutil
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from evener.errors import TaskError
-from evener.sandbox.port import WORKSPACE
+from evener.sandbox.port import WORKSPACE, Limits
+from evener.tasks import TaskToml
 
 _WITHOUT_EFFECT = {"FROM", "CMD", "LABEL", "MAINTAINER", "EXPOSE"}
 
@@ -35,13 +34,14 @@ def lay_out(environment: Path, workspace: Path) -> None:
                 raise TaskError("task_setup", f"{line}: {error}; give environment/workspace/ instead") from error
 
 
-def tar_of(folder: Path) -> bytes:
-    """The contents of a folder as a tar file."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for path in sorted(folder.rglob("*")):
-            archive.add(path, arcname=str(path.relative_to(folder)), recursive=False)
-    return buffer.getvalue()
+def limits_of(toml: TaskToml) -> Limits:
+    """The task's own limits over ours."""
+    usual, own = Limits(), toml.environment
+    return Limits(
+        memory_bytes=usual.memory_bytes if own.memory_mb is None else own.memory_mb << 20,
+        pids=usual.pids,
+        cpus=own.cpus or usual.cpus,
+    )
 
 
 def _instructions(text: str) -> Iterator[tuple[int, list[str]]]:

@@ -7,6 +7,7 @@ import asyncio
 import os
 import shutil
 import tempfile
+from functools import cache
 from pathlib import Path
 
 from evener import log
@@ -37,7 +38,7 @@ async def choose(kind: SandboxKind, *, trusted: bool) -> Kind:
         if kind == "bubblewrap":
             raise InputError("sandbox_refused", f"bubblewrap does not work here: {missing}")
         if trusted:
-            _log.warning("SANDBOX OFF: agents run as this user, with nothing between them and this machine", missing=missing)
+            _warn(missing)
     if not trusted:
         raise InputError("sandbox_refused", "kind process isolates nothing")
     return "process"
@@ -72,6 +73,11 @@ async def _try() -> str | None:
         except InfraError as error:
             return f"{error.detail} ({_remedy()})"
     return None if result.exit_code == 0 else f"exit code {result.exit_code}: {result.stderr[:200].decode(errors='replace')}"
+
+
+@cache
+def _warn(missing: str) -> None:
+    _log.warning("SANDBOX OFF: agents run as this user, with nothing between them and this machine", missing=missing)
 
 
 def _remedy() -> str:

@@ -17,6 +17,10 @@ from typing import Any
 from evener.errors import InfraError
 
 START_S = 20.0
+_GO = b"1\n"
+_GATE = ["/bin/sh", "-c", 'read -r go < "$1" || exit 125; shift; exec "$@"', "gate"]
+"""One byte lets bubblewrap go on, the other the command. bubblewrap goes on too where we died before, and binds its life to
+ours only later: the gate does not."""
 DEATH_S = 5.0
 """A killed tree is gone within milliseconds; after this long something is stuck in the kernel."""
 
@@ -58,6 +62,9 @@ class Tree:
         """Kill what is left, wait for its death, and let go. Called once. Raises InfraError where it does not die."""
         self.kill()
         died = await self.dead(DEATH_S)
+        if died:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._leave(), DEATH_S)
         self.status_pipe.close()
         if self.first >= 0:
             asyncio.get_running_loop().remove_reader(self.first)
@@ -65,6 +72,15 @@ class Tree:
             self.first = -1
         if not died:
             raise InfraError("sandbox_failed", "a killed sandbox does not die")
+
+    async def _leave(self) -> None:
+        """Let bubblewrap itself end; its pipes are read to their end, without which asyncio keeps them open."""
+        for stream in (self.process.stdout, self.process.stderr):
+            if stream is not None:
+                await stream.read()
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+        await self.process.wait()
 
     def _died(self) -> None:
         asyncio.get_running_loop().remove_reader(self.first)
@@ -80,7 +96,7 @@ async def start(
     """
     status_read, status_write = os.pipe()
     go_read, go_write = os.pipe()
-    inherited = [status_write, go_read, arguments := _file(b"")]
+    inherited = [status_write, go_read, gate := os.dup(go_read), arguments := _file(b"")]
     flags = ["--json-status-fd", str(status_write), "--block-fd", str(go_read)]
     if seccomp is not None:
         inherited.append(filter_ := _file(seccomp))
@@ -89,11 +105,14 @@ async def start(
     os.lseek(arguments, 0, os.SEEK_SET)
     status_pipe: asyncio.ReadTransport | None = None
     try:
-        argv = ["bwrap", "--args", str(arguments), "--", *command]
+        argv = ["bwrap", "--args", str(arguments), "--", *_GATE, f"/proc/self/fd/{gate}", *command]
         # An empty environment: that of bubblewrap itself can be read inside, as /proc/1/environ.
         environment = {"PATH": os.environ.get("PATH", "/usr/bin:/bin")}
         try:
-            process = await asyncio.create_subprocess_exec(*argv, pass_fds=inherited, env=environment, **popen)
+            # A session of its own: Ctrl-C at the terminal is for the runner, which ends its agents in order.
+            process = await asyncio.create_subprocess_exec(
+                *argv, pass_fds=inherited, env=environment, start_new_session=True, **popen
+            )
         except OSError as error:
             raise InfraError("sandbox_failed", f"bwrap: {error.strerror}") from error
         finally:
@@ -104,7 +123,7 @@ async def start(
             lambda: asyncio.StreamReaderProtocol(status), os.fdopen(status_read, "rb")
         )
         first = await _first(process, status, limit)
-        os.write(go_write, b"1")
+        os.write(go_write, _GO)
         return Tree(process, first, status, status_pipe)
     except BaseException:
         if status_pipe is None:
@@ -122,16 +141,18 @@ async def _first(process: asyncio.subprocess.Process, status: asyncio.StreamRead
     try:
         line = await asyncio.wait_for(status.readline(), START_S)
         if not line:
-            words = b"" if process.stderr is None else await process.stderr.read()
-            raise InfraError("sandbox_failed", words.decode(errors="replace").strip() or "bwrap ended without a word")
+            raise ProcessLookupError
         pid = json.loads(line)["child-pid"]
         first = os.pidfd_open(pid)
         limit(pid)
     except BaseException as error:
         with contextlib.suppress(ProcessLookupError):
-            process.kill()  # the first process dies with its parent
+            process.kill()
         if first >= 0:
             os.close(first)
+        if isinstance(error, ProcessLookupError):  # bubblewrap gave up, and says why
+            words = b"" if process.stderr is None else await process.stderr.read()
+            raise InfraError("sandbox_failed", words.decode(errors="replace").strip() or "bwrap died") from error
         if isinstance(error, (TimeoutError, OSError, ValueError)):
             raise InfraError("sandbox_failed", f"bwrap: {error or type(error).__name__}") from error
         raise

@@ -57,8 +57,11 @@ class Writable:
             descriptor = os.open(self.host(str(file.parent)) / file.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError:
             return None
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            return None
         with os.fdopen(descriptor, "rb") as content:
-            return content.read(limit) if stat.S_ISREG(os.fstat(descriptor).st_mode) else None
+            return content.read(limit)
 
     def snapshot(self, path: str) -> Snapshot:
         """Archive one of them."""
