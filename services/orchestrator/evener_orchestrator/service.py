@@ -7,15 +7,14 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from evener.blobs import Blobs
+from evener.bus import Bus
 from evener.proxy_admin import ProxyAdmin
+from evener.settings import Settings
 from evener.trace.graph import build_graph
 from evener.trace.record import CallRecord
 from evener.trace.sequences import build_sequences
 from evener.trace.store import TraceStore
-
-from evener.blobs import Blobs
-from evener.bus import Bus
-from evener.settings import Settings
 from evener_orchestrator.archive import Archiver, Built
 from evener_orchestrator.context import Context
 from evener_orchestrator.orchestrator import run
@@ -25,13 +24,23 @@ if TYPE_CHECKING:
 
 
 async def serve(
-    settings: Settings, bus: Bus, redis: "Redis", blobs: Blobs, *, stop: asyncio.Event, ready: asyncio.Event
+    settings: Settings,
+    bus: Bus,
+    redis: "Redis",
+    blobs: Blobs,
+    *,
+    stop: asyncio.Event,
+    ready: asyncio.Event,
+    read_only: bool = False,
 ) -> None:
-    """Serve until ``stop`` is set. Raises InputError where the API's port is taken or the token is missing."""
+    """Serve until ``stop`` is set; ``read_only``: the API over the ledger as it is, without planner, events and outbox.
+
+    Raises InputError where the API's port is taken or the token is missing.
+    """
     async with ProxyAdmin(settings.admin, settings.admin_token.get_secret_value()) as sessions:
         archiver = Archiver(TraceStore(redis), _build)
         context = Context(settings, bus, blobs, archiver, sessions, ping_redis=redis.ping)
-        await run(context, stop=stop, ready=ready)
+        await run(context, stop=stop, ready=ready, read_only=read_only)
 
 
 def _build(calls: Sequence[CallRecord]) -> Built:
