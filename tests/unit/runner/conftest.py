@@ -4,7 +4,6 @@ import asyncio
 import io
 import json
 import os
-import sys
 import tarfile
 from dataclasses import dataclass, field
 
@@ -143,10 +142,6 @@ def tar(files):
     return buffer.getvalue()
 
 
-def python_of(kind):
-    return "/usr/bin/python3" if kind == "bubblewrap" else sys.executable
-
-
 @pytest.fixture(params=["bubblewrap", "process"])
 async def world(request, tmp_path):
     """The services, for each kind of sandbox that works here."""
@@ -187,7 +182,7 @@ async def runner(world):
             ".agent.json": json.dumps({"base_url": access.base_url, "key": access.key, "model": access.model}).encode()
         },
         env={"SCRIPTED": "1"},
-        argv=lambda profile, access: [python_of(world.sandbox), "-c", AGENT],
+        argv=lambda profile, access: ["/usr/bin/python3", "-c", AGENT],
     )
     stop = asyncio.Event()
     async with ApiClient(world.settings.api, "token", patience_s=2) as api:
