@@ -131,15 +131,16 @@ def _version2(root: Path, place: str) -> Hierarchy | None:
 def _joins(hierarchy: Hierarchy) -> bool:
     """Whether we may move a process in: a user may make cgroups and still not be allowed to leave his session's."""
     process = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
+    name = f"probe-{process.pid}"
     try:
-        cgroup = hierarchy.make(f"probe-{process.pid}", Limits())
-        cgroup.add(process.pid)
-        cgroup.remove()
+        hierarchy.make(name, Limits()).add(process.pid)
     except OSError:
         return False
     finally:
         process.kill()
         process.communicate()
+        for base in hierarchy.bases.values():
+            remove(base / name)
     return True
 
 

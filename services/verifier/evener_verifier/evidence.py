@@ -6,11 +6,9 @@ Called by the verifier; travels in `RolloutScored.evidence`, so it is small.
 import hashlib
 import io
 import tarfile
-from pathlib import Path
 from typing import Any
 
 from evener.sandbox import ExecResult
-from evener.sandbox.archive import tar_of_folder
 
 OUTPUT_LIMIT = 4 << 10
 """Bytes shown of the end of each of stdout and stderr."""
@@ -18,15 +16,15 @@ NAMES_LIMIT = 50
 """Names shown of the files that were added, changed or removed."""
 
 
-def compose(result: ExecResult, pristine: Path, snapshot: bytes) -> dict[str, Any]:
-    """The evidence of one verification; ``pristine`` is the folder of the workspace that the agent found."""
+def compose(result: ExecResult, pristine: bytes, snapshot: bytes) -> dict[str, Any]:
+    """The evidence of one verification; ``pristine`` is the workspace that the agent found, as a tar file."""
     return {
         "exit_code": result.exit_code,
         "timed_out": result.timed_out,
         "seconds": round(result.seconds, 3),
         "stdout": _end(result.stdout),
         "stderr": _end(result.stderr),
-        "changes": changes(tar_of_folder(pristine), snapshot),
+        "changes": changes(pristine, snapshot),
     }
 
 

@@ -17,6 +17,7 @@ from evener.errors import EvenerError, InputError, TaskError
 from evener.ids import parse_session_id
 from evener.messages import RolloutScored
 from evener.sandbox import HOME, WORKSPACE, ExecResult, Folder, Kind, Mount, Sandbox, SandboxSpec, choose, create
+from evener.sandbox.archive import tar_of_folder
 from evener.sandbox.initial import lay_out, limits_of
 from evener.tasks import TaskToml, read_toml, unpack
 from evener_verifier import evidence, relocate, reward
@@ -29,11 +30,11 @@ _TTL_S = 24 * 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is scored and by what; folders lie in the sandbox's folder on the host."""
+    """What is scored and by what: ``tests`` lie in the sandbox's folder on the host, both workspaces are tar files."""
 
     toml: TaskToml
     tests: Path
-    pristine: Path
+    pristine: bytes
     snapshot: bytes
 
 
@@ -88,7 +89,7 @@ def fetch(order: ScoreOrder, blobs: Blobs, folder: Folder) -> Case:
     except (OSError, InputError) as error:
         raise TaskError("task_setup", f"{order.task_id}: {error}") from error
     lay_out(agent / "environment", pristine)
-    return Case(toml, grader / "tests", pristine, snapshot)
+    return Case(toml, grader / "tests", tar_of_folder(pristine), snapshot)
 
 
 async def run_tests(case: Case, kind: Kind, folder: Folder) -> Ran:
