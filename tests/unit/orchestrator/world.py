@@ -218,7 +218,7 @@ class World:
             if condition(state):
                 return state
             assert time.monotonic() < deadline, state
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.1)
 
     async def until_over(self, *, timeout: float = 40.0) -> dict[str, Any]:
         return await self.until(lambda state: state["state"] not in ("running", "paused"), timeout=timeout)
@@ -310,6 +310,7 @@ class Learner:
     name: str = "l1"
     checkpoints: bool = True
     repeat: int = 1
+    dies_after: int | None = None  # the step after which it says nothing more
     buffer: list[GroupOrder] = field(default_factory=list)
 
     async def __call__(self) -> None:
@@ -317,7 +318,7 @@ class Learner:
         while (lease := await api.claim_policy(self.policy, learner=self.name)) is None:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
         async with bus.consume(train_queue(self.policy), prefetch=16) as commands:
-            while lease.step < lease.train["steps"]:
+            while lease.step < (self.dies_after or lease.train["steps"]):
                 delivery = await commands.get()
                 order = await self._claim(api, lease, delivery.message.group_id)
                 await delivery.ack()
