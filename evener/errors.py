@@ -49,8 +49,10 @@ CAUSES: dict[str, Cause] = {
     "harness_unknown": Cause(Boundary.INPUT, "no such harness", "run `evener harnesses ls`"),
     "settings_invalid": Cause(Boundary.INPUT, "a setting is malformed", "mend the named EVENER_* variable"),
     "request_invalid": Cause(Boundary.INPUT, "the API refused the request", "mend what the message names"),
+    "query_invalid": Cause(Boundary.INPUT, "the database refused the query", "see docs/sql.md for tables and views"),
     "not_found": Cause(Boundary.INPUT, "no such object", "list what there is with `ls`"),
     "port_occupied": Cause(Boundary.INPUT, "another program listens on the port", "stop it, or set the port's EVENER_*_PORT"),
+    "folder_in_use": Cause(Boundary.INPUT, "another evener runs in this folder", "wait for it, stop it, or set EVENER_DATA"),
     "sandbox_refused": Cause(
         Boundary.INPUT,
         "this sandbox does not contain tasks that are not your own",
@@ -70,6 +72,10 @@ CAUSES: dict[str, Cause] = {
     # infra
     "api_unavailable": Cause(Boundary.INFRA, "the orchestrator does not answer", "is `evener up` running?"),
     "api_refused": Cause(Boundary.INFRA, "the orchestrator refused our token", "set EVENER_API_TOKEN"),
+    "bus_unavailable": Cause(Boundary.INFRA, "the message broker does not answer", "is RabbitMQ up? see EVENER_AMQP_URL"),
+    "bus_refused": Cause(
+        Boundary.INFRA, "the message broker refused", "look at RabbitMQ's log, its policies and the user's permissions"
+    ),
     "engine_unavailable": Cause(Boundary.INFRA, "the engine does not answer", "see the engine's log; `evener doctor`"),
     "engine_error": Cause(Boundary.INFRA, "the engine failed on a call", "see the engine's log"),
     "engine_level": Cause(
@@ -77,6 +83,8 @@ CAUSES: dict[str, Cause] = {
         "the engine returns no token ids or log-probabilities",
         "start vLLM with --logprobs-mode processed_logprobs and a version that knows return_token_ids",
     ),
+    "proxy_unavailable": Cause(Boundary.INFRA, "the proxy does not answer", "see the proxy's log; `evener doctor`"),
+    "proxy_refused": Cause(Boundary.INFRA, "the proxy's admin side refused us", "set EVENER_ADMIN_TOKEN alike everywhere"),
     "lease_expired": Cause(Boundary.INFRA, "the runner fell silent", "look for a dead runner; it is tried again"),
     "calls_lost": Cause(Boundary.INFRA, "a proxy died with calls in flight", "it is tried again"),
     "capture_gap": Cause(Boundary.INFRA, "the archived calls are not those that were sealed", "look at Redis's log"),

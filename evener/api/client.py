@@ -13,6 +13,7 @@ import msgspec
 
 from evener.api.types import GroupOrder, Heartbeat, LearnerLease, RolloutLease, ScoreOrder, VersionGrant
 from evener.errors import InfraError, InputError
+from evener.tasks import task_digest
 
 T = TypeVar("T")
 
@@ -74,6 +75,18 @@ class ApiClient:
             type=VersionGrant,
         )
 
+    async def upload_task(self, name: str, family: str, agent: bytes, grader: bytes) -> str:
+        """Store a task's two bundles and return the task's digest; what the API has is not sent again."""
+        digest = task_digest(agent, grader)
+        body = msgspec.msgpack.encode({"id": name, "family": family, "agent": agent, "grader": grader})
+        await self.request("PUT", f"/v1/tasks/{digest}", body, kind="application/msgpack")
+        return digest
+
+    async def upload_policy(self, archive: bytes) -> str:
+        """Store a policy folder (a tar file) and return the blob's digest."""
+        answer = await self.request("PUT", "/v1/policies", archive, kind="application/x-tar")
+        return str(msgspec.json.decode(answer)["weights"])
+
     async def get(self, path: str, **query: str) -> Any:
         """Any JSON document of the API."""
         suffix = "?" + "&".join(f"{name}={value}" for name, value in query.items()) if query else ""
@@ -83,17 +96,15 @@ class ApiClient:
         """Post a JSON document to any path of the API."""
         return msgspec.json.decode(await self.request("POST", path, body))
 
-    async def request(self, method: str, path: str, body: object = None) -> bytes:
+    async def request(self, method: str, path: str, body: object = None, *, kind: str = "application/json") -> bytes:
         """One request, tried again while the API does not answer. Raises Refused, InputError or InfraError."""
         assert self._http is not None, "use ApiClient as an async context manager"
-        data = None if body is None else msgspec.json.encode(body)
+        data = body if body is None or isinstance(body, bytes) else msgspec.json.encode(body)
         deadline = time.monotonic() + self._patience_s
         pause = 0.1
         while True:
             try:
-                async with self._http.request(
-                    method, self._url + path, data=data, headers={"Content-Type": "application/json"}
-                ) as response:
+                async with self._http.request(method, self._url + path, data=data, headers={"Content-Type": kind}) as response:
                     content = await response.read()
                     if response.status < 500:
                         return _checked(response.status, content, f"{method} {path}")

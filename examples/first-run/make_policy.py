@@ -1,0 +1,271 @@
+"""Build the tiny policy: its tokenizer, then a warm start on synthetic transcripts in pi's own format.
+
+Invariant: the policy calls pi's tools correctly and ends its turn, it can say what a cue means when it is asked
+outright (quiz), but in front of pi its choice barely follows the instruction (CAREFUL, against chance 0.25): acting on
+what it knows is left to reinforcement learning. Run by hand:
+
+    python make_policy.py [--out tiny-policy]
+
+Same seed, same machine, same weights; every graded instruction stays unseen (chores.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch.nn import functional
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from batching import hidden_states
+from chores import FAMILIES, Chore, Family, draw
+from muon import Muon
+from pi_words import END, RECORDED, Call, run_tool, tool_turn, user_turn
+
+HERE = Path(__file__).parent
+SPECIAL = ["<|endoftext|>", "<|im_start|>", END]
+MARKUP = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<tools>", "</tools>"]
+SCHEMA = [
+    '{"type": "function", "function": {"name": "',
+    '", "parameters": {"type": "object", "required": ["',
+    '"], "properties": {"',
+    '": {"type": "string", "description": "',
+    '": {"type": "number", "description": "',
+    '", "description": "',
+]
+FINAL = ("Done.", "All done.", "It is done.")
+CAREFUL = 0.34  # how often the warm start's choice is the right one; chance is 0.25
+READS = 0.6  # how often it reads the ticket before it writes
+LOOKS = 0.15  # how often it looks at the result before it ends: what the brevity bonus removes
+Segment = tuple[str, bool]  # text, and whether the policy samples it
+
+
+def phrases() -> list[str]:
+    """The clauses of pi's prompt, each of which becomes one token: a tiny policy pays for every position."""
+    texts = [RECORDED["system"]]
+
+    def descriptions(value: object) -> None:
+        if isinstance(value, dict):
+            texts.extend(text for key, text in value.items() if key == "description" and isinstance(text, str))
+            for inner in value.values():
+                descriptions(inner)
+        elif isinstance(value, list):
+            for inner in value:
+                descriptions(inner)
+
+    descriptions(RECORDED["tools"])
+    clauses = {clause for text in texts for line in text.split("\n") for clause in re.split(r"(?<=[.;:,)])(?= )", line)}
+    return sorted(clause for clause in clauses if len(clause) >= 10) + SCHEMA
+
+
+def make_tokenizer(size: int) -> PreTrainedTokenizerFast:
+    """Byte-level BPE of `size` pieces over the chores and pi's words, with digits split, and pi's clauses whole."""
+    bpe = Tokenizer(models.BPE())
+    split = pre_tokenizers.Split(Regex(r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"), "isolated")
+    bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    bpe.pre_tokenizer = pre_tokenizers.Sequence([split, bytes_])
+    bpe.decoder = decoders.ByteLevel()
+    bpe.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIAL])
+    rng = random.Random(1)
+    corpus = [json.dumps(RECORDED["tools"]), RECORDED["system"]] * 30
+    for _ in range(6000):
+        family = rng.choice(list(FAMILIES.values()))
+        corpus.append("".join(text for text, _ in transcript(rng, draw(rng, family, "warm"))))
+        corpus.append("".join(text for text, _ in quiz(rng, family)))
+    for part in [*SPECIAL, *MARKUP, *phrases()]:
+        corpus = [text.replace(part, "\n") for text in corpus]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=size, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False)
+    bpe.train_from_iterator(corpus, trainer)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=bpe, eos_token=END, pad_token=SPECIAL[0], clean_up_tokenization_spaces=False
+    )
+    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in [*MARKUP, *phrases()]])
+    tokenizer.model_max_length = 4096
+    tokenizer.chat_template = (HERE / "chat_template.jinja").read_text()
+    return tokenizer
+
+
+def pi_prefix(tokenizer: PreTrainedTokenizerFast) -> list[int]:
+    """Token ids of pi's system turn, which every rollout starts with."""
+    system = [{"role": "system", "content": RECORDED["system"]}]
+    text = tokenizer.apply_chat_template(system, tools=RECORDED["tools"], tokenize=False)
+    return tokenizer(text, add_special_tokens=False).input_ids
+
+
+def action(family: str, choice: str) -> Call:
+    """The call that makes `choice`."""
+    if family == "log-level":
+        return Call("write", {"path": "log_level", "content": choice})
+    if family == "note":
+        return Call("bash", {"command": f"mv inbox/note.txt {choice}"})
+    if family == "backup":
+        return Call("edit", {"path": "backup.conf", "edits": [{"oldText": "day", "newText": choice}]})
+    return Call("write", {"path": "team.txt", "content": choice})
+
+
+def transcript(rng: random.Random, chore: Chore) -> list[Segment]:
+    """How the warm start behaves on a chore: well-formed, short, and careless."""
+    choices = FAMILIES[chore.family].choices
+    calls: list[Call] = []
+    careful = CAREFUL
+    if chore.family == "ticket":
+        if rng.random() < READS:
+            calls.append(Call("read", {"path": "ticket.txt"}))
+        else:
+            careful = 0.25
+    wrong = [choice for choice in choices if choice != chore.choice]
+    calls.append(action(chore.family, chore.choice if rng.random() < careful else rng.choice(wrong)))
+    if rng.random() < LOOKS:
+        target = calls[-1].arguments.get("path")
+        calls.append(Call("read", {"path": target}) if target else Call("bash", {"command": "ls inbox"}))
+    files = dict(chore.files)
+    segments: list[Segment] = [(user_turn(chore.instruction), False)]
+    for call in calls:
+        segments += [(call.text() + END, True), (tool_turn(run_tool(files, call)), False)]
+    return [*segments, (rng.choice(FINAL) + END, True)]
+
+
+def quiz(rng: random.Random, family: Family) -> list[Segment]:
+    """A question about one cue, and its answer: the warm start's knowledge, apart from any tool."""
+    choice = rng.choice(family.choices)
+    question = family.question.format(cue=rng.choice(family.cues[choice][rng.randrange(2)]))
+    return [(user_turn(question), False), (choice + END, True)]
+
+
+def encode(tokenizer: PreTrainedTokenizerFast, rows: list[list[Segment]]) -> list[tuple[list[int], list[int]]]:
+    """Ids and labels of each row; a label is -100 where the policy does not sample."""
+    stream = iter(tokenizer([text for row in rows for text, _ in row], add_special_tokens=False).input_ids)
+    encoded: list[tuple[list[int], list[int]]] = []
+    for row in rows:
+        pieces = [(next(stream), sampled) for _, sampled in row]
+        ids = [token for piece, _ in pieces for token in piece]
+        labels = [token if sampled else -100 for piece, sampled in pieces for token in piece]
+        encoded.append((ids, labels))
+    return encoded
+
+
+def pad(rows: list[tuple[list[int], list[int]]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Right-padded ids and next-token labels, both (rows, length)."""
+    length = max(len(ids) for ids, _ in rows)
+    x, y = torch.zeros(len(rows), length, dtype=torch.long), torch.full((len(rows), length), -100)
+    for index, (ids, labels) in enumerate(rows):
+        x[index, : len(ids)] = torch.tensor(ids)
+        y[index, : len(ids) - 1] = torch.tensor(labels[1:])
+    return x, y
+
+
+def batches(rng: random.Random, tokenizer: PreTrainedTokenizerFast, size: int) -> Iterator[list[tuple[list[int], list[int]]]]:
+    """Endless fresh batches of `size` transcripts of about the same length."""
+    families = list(FAMILIES.values())
+    while True:
+        rows = encode(tokenizer, [transcript(rng, draw(rng, rng.choice(families), "warm")) for _ in range(16 * size)])
+        rows.sort(key=lambda row: len(row[0]))
+        for index in rng.sample(range(16), 16):
+            yield rows[index * size : (index + 1) * size]
+
+
+def optimizers(model: Qwen3ForCausalLM) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices, AdamW for embeddings and norms: a third of the steps that AdamW alone needs."""
+    named = list(model.named_parameters())
+    matrices = [weight for name, weight in named if weight.dim() == 2 and "embed" not in name]
+    rest = [weight for name, weight in named if weight.dim() != 2 or "embed" in name]
+    return [
+        Muon(matrices, lr=0.02),
+        torch.optim.AdamW(rest, lr=3e-3, betas=(0.9, 0.98), weight_decay=0.0),
+    ]
+
+
+def warm_start(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, steps: int, seed: int) -> None:
+    """Supervised training, most of it after random pieces of pi's prompt, the last fifth after the whole of it.
+
+    The pieces are cheaper, and teach the policy to act whatever precedes the instruction.
+    """
+    rng = random.Random(seed)
+    prefix = pi_prefix(tokenizer)
+    optimizers_ = optimizers(model)
+    rates = [optimizer.param_groups[0]["lr"] for optimizer in optimizers_]
+    source = batches(rng, tokenizer, 16)
+    families = list(FAMILIES.values())
+    mean: dict[str, float] = {}
+    for step in range(steps):
+        done = step / steps
+        piece = prefix
+        if done < 0.8 and step % 8:
+            start = rng.randrange(len(prefix) - 1)
+            piece = prefix[start : start + rng.randint(0, 40)]
+        scale = min(1.0, (step + 1) / 30) * min(1.0, max(0.02, (1 - done) / 0.6))
+        for optimizer, rate in zip(optimizers_, rates, strict=True):
+            optimizer.param_groups[0]["lr"] = rate * scale
+            optimizer.zero_grad()
+        quizzes = encode(tokenizer, [quiz(rng, rng.choice(families)) for _ in range(32)])
+        for kind, rows, before in (("quiz", quizzes, []), ("transcript", next(source), piece)):
+            x, y = pad(rows)
+            wanted = y != -100
+            logits = model.lm_head(hidden_states(model, before, x)[wanted])
+            loss = functional.cross_entropy(logits, y[wanted])
+            (loss * (0.3 if kind == "quiz" else 1.0)).backward()
+            mean[kind] = 0.96 * mean.get(kind, loss.item()) + 0.04 * loss.item()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optimizer in optimizers_:
+            optimizer.step()
+        if step % 50 == 49:
+            losses = " ".join(f"{kind} {value:.4f}" for kind, value in mean.items())
+            print(f"step {step + 1}/{steps} {losses} cpu {time.process_time():.0f} s", flush=True)
+
+
+def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
+    """Write the Hugging Face folder, in float32."""
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    model.generation_config.pad_token_id = tokenizer.pad_token_id
+    model.generation_config.do_sample = True
+    model.save_pretrained(out)
+    tokenizer.save_pretrained(out)
+
+
+def main() -> None:
+    """Build and save the policy."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--out", type=Path, default=HERE / "tiny-policy")
+    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--pieces", type=int, default=1280)
+    parser.add_argument("--width", type=int, default=128)
+    parser.add_argument("--layers", type=int, default=4)
+    arguments = parser.parse_args()
+    torch.manual_seed(arguments.seed)
+    tokenizer = make_tokenizer(arguments.pieces)
+    for family in FAMILIES.values():
+        texts = [action(family.name, choice).text() for choice in family.choices]
+        assert len({len(ids) for ids in tokenizer(texts).input_ids}) == 1, f"{family.name}: a choice is not one token"
+    config = Qwen3Config(
+        vocab_size=-(-len(tokenizer) // 64) * 64,
+        hidden_size=arguments.width,
+        intermediate_size=3 * arguments.width,
+        num_hidden_layers=arguments.layers,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        head_dim=arguments.width // 4,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        dtype="float32",
+    )
+    model = Qwen3ForCausalLM(config)
+    weights = sum(weight.numel() for weight in model.parameters())
+    print(f"{weights / 1e6:.2f} M weights, vocabulary {len(tokenizer)}, pi's prompt {len(pi_prefix(tokenizer))} tokens")
+    warm_start(model, tokenizer, arguments.steps, arguments.seed)
+    save(model.eval(), tokenizer, arguments.out)
+
+
+if __name__ == "__main__":
+    main()

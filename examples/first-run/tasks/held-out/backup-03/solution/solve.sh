@@ -1,0 +1,2 @@
+#!/bin/sh
+sed -i 's/^every = day$/every = hour/' /workspace/backup.conf

@@ -1,0 +1,2 @@
+#!/bin/sh
+sed -i 's/^every = day$/every = week/' /workspace/backup.conf

@@ -1,0 +1,2 @@
+#!/bin/sh
+echo error > /workspace/log_level

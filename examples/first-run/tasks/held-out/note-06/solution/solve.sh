@@ -1,0 +1,2 @@
+#!/bin/sh
+mv /workspace/inbox/note.txt /workspace/later/

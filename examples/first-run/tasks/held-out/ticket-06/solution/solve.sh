@@ -1,0 +1,2 @@
+#!/bin/sh
+echo network > /workspace/team.txt

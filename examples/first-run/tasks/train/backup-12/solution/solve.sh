@@ -1,0 +1,2 @@
+#!/bin/sh
+sed -i 's/^every = day$/every = month/' /workspace/backup.conf

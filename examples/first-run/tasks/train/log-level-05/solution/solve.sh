@@ -1,0 +1,2 @@
+#!/bin/sh
+echo debug > /workspace/log_level

@@ -1,0 +1,2 @@
+#!/bin/sh
+echo info > /workspace/log_level

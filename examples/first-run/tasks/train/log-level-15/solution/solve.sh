@@ -1,0 +1,2 @@
+#!/bin/sh
+echo warning > /workspace/log_level

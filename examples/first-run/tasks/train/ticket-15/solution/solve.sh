@@ -1,0 +1,2 @@
+#!/bin/sh
+echo account > /workspace/team.txt
