@@ -76,7 +76,7 @@ def _interval(run: dict, *, first: bool) -> tuple[float, float]:
 
 
 def _eval_row(run: dict, *, first: bool) -> dict | None:
-    rows = [row for row in run["pass1"] if row["purpose"] == "eval"]
+    rows = [row for row in run["pass1"] if row["purpose"] == "eval" and row["harness"] is None and row["family"] is None]
     return (rows[0] if first else rows[-1]) if rows else None
 
 
@@ -86,10 +86,10 @@ def _report(run: dict) -> dict:
     return {
         "pass1_before": round(before["pass1"], 3) if before else None,
         "pass1_after": round(after["pass1"], 3) if after else None,
-        "rollouts": run["rollouts"]["ended"],
-        "lost": run["lost"],
+        "rollouts": run["rollouts"]["done"],
+        "lost": run["rollouts"]["outcomes"]["infra_error"],
         "harnesses": ",".join(run["harnesses"]),
-        "sandbox": run["sandbox"],
+        "sandbox": ",".join(run["sandboxes"]),
         "seconds": round(seconds),
     }
 

@@ -3,6 +3,7 @@
 It changes nothing and needs nothing to run; its exit code is 1 when something that a run needs is missing.
 """
 
+import asyncio
 import importlib.util
 import shutil
 import socket
@@ -10,6 +11,7 @@ import sys
 from dataclasses import dataclass
 
 from evener.cli import embedded
+from evener.sandbox.probe import bubblewrap_missing
 from evener.settings import Settings
 
 
@@ -48,7 +50,7 @@ def _extras() -> list[Check]:
 
 
 def _sandbox() -> Check:
-    problem = embedded.sandbox_problem()
+    problem = asyncio.run(bubblewrap_missing())
     if problem is None:
         return Check("sandbox", "ok", "bubblewrap")
     return Check("sandbox", "note", f"agents run without isolation: {problem}")

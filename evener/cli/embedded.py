@@ -38,7 +38,19 @@ class Stack:
 
     settings: Settings
     stop: asyncio.Event
+    bus: Bus = field(default_factory=MemoryBus)
+    blobs: Blobs = field(init=False)
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.blobs = Blobs(self.settings.blobs)
+
+    def learn(self, policy: str) -> None:
+        """Start the learner of ``policy``."""
+        from evener_learner import service as learner
+
+        service = learner.serve(self.settings, self.bus, self.blobs, policy=policy, stop=self.stop, name="learner")
+        self.start("learner", service)
 
     def start(self, name: str, service: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run a service until the stack stops; its fault stops the stack."""
@@ -57,17 +69,16 @@ class Stack:
         if not ready.is_set():
             raise InfraError("service_stopped", f"{task.get_name()} was not ready after 60 s")
 
-    def fault(self) -> BaseException | None:
-        """What a service died of, if one did."""
+    def raise_fault(self) -> None:
+        """Raise what a service died of, if one did."""
         for task in self.tasks:
-            if task.done() and not task.cancelled() and task.exception() is not None:
-                return task.exception()
-        return None
+            if task.done() and not task.cancelled():
+                task.result()
 
 
 @contextlib.asynccontextmanager
-async def embedded(settings: Settings, *, policy: Path, name: str, train: bool, stop: asyncio.Event) -> AsyncGenerator[Stack]:
-    """The stack around one policy folder, whose name is ``name``; with ``train`` it has a learner."""
+async def embedded(settings: Settings, *, policy: Path, name: str, stop: asyncio.Event) -> AsyncGenerator[Stack]:
+    """The stack around an engine that serves one policy folder under ``name``; `Stack.learn` adds the learner."""
     settings.data.mkdir(parents=True, exist_ok=True)
     with _locked(settings.data):
         settings = _with_secrets(settings)
@@ -77,19 +88,19 @@ async def embedded(settings: Settings, *, policy: Path, name: str, train: bool, 
             exits.callback((settings.data / "stack.json").unlink, missing_ok=True)
             exits.push_async_callback(_drain, stack)
             async with _engine(settings, policy, name):
-                await _services(stack, name, train=train)
+                await _services(stack)
                 yield stack
                 await _drain(stack)
 
 
-async def _services(stack: Stack, policy: str, *, train: bool) -> None:
+async def _services(stack: Stack) -> None:
     from evener_orchestrator import service as orchestrator
     from evener_proxy import service as proxy
     from evener_runner import service as runner
     from evener_verifier import service as verifier
 
-    settings, stop = stack.settings, stack.stop
-    redis, bus, blobs = _fakeredis(), MemoryBus(), Blobs(settings.blobs)
+    settings, stop, bus, blobs = stack.settings, stack.stop, stack.bus, stack.blobs
+    redis = _fakeredis()
     proxy_ready, orchestrator_ready = asyncio.Event(), asyncio.Event()
     started = stack.start("proxy", proxy.serve(settings, redis, stop=stop, ready=proxy_ready))
     await stack.started(started, proxy_ready)
@@ -97,10 +108,6 @@ async def _services(stack: Stack, policy: str, *, train: bool) -> None:
     await stack.started(started, orchestrator_ready)
     stack.start("runner", runner.serve(settings, bus, blobs, stop=stop, name="runner"))
     stack.start("verifier", verifier.serve(settings, bus, blobs, stop=stop, name="verifier"))
-    if train:
-        from evener_learner import service as learner
-
-        stack.start("learner", learner.serve(settings, bus, blobs, policy=policy, stop=stop, name="learner"))
 
 
 @contextlib.asynccontextmanager
@@ -108,14 +115,11 @@ async def ledger_only(settings: Settings) -> AsyncGenerator[Settings]:
     """The API over the ledger of the data folder, with no worker beside it: for commands that only read."""
     from evener_orchestrator import service as orchestrator
 
-    stop, ready = asyncio.Event(), asyncio.Event()
+    ready = asyncio.Event()
     settings = _with_secrets(settings).model_copy(update={"api_port": free_port()})
-    blobs = Blobs(settings.blobs)
-    bus: Bus = MemoryBus()
-    stack = Stack(settings, stop)
-    task = stack.start(
-        "orchestrator", orchestrator.serve(settings, bus, _fakeredis(), blobs, stop=stop, ready=ready, read_only=True)
-    )
+    stack = Stack(settings, asyncio.Event())
+    service = orchestrator.serve(settings, stack.bus, _fakeredis(), stack.blobs, stop=stack.stop, ready=ready, read_only=True)
+    task = stack.start("orchestrator", service)
     try:
         await stack.started(task, ready)
         yield settings
@@ -271,21 +275,14 @@ def harness_installed(settings: Settings, name: str) -> bool:
     """Whether a harness is in the cache folder."""
     from evener_runner.install import installed
 
-    return installed(settings, name)
+    return installed(harnesses()[name], settings.cache)
 
 
-def install_harness(settings: Settings, name: str, say: Callable[[str], None]) -> Path:
+async def install_harness(settings: Settings, name: str, say: Callable[[str], None]) -> None:
     """Install one harness into the cache folder; at once where it is there already."""
-    from evener_runner.install import install
+    from evener_runner.install import ensure
 
-    return install(settings, name, say)
-
-
-def sandbox_problem() -> str | None:
-    """Why agents would run without isolation here; None where bubblewrap works."""
-    from evener.sandbox.probe import bubblewrap_problem
-
-    return bubblewrap_problem()
+    await ensure(harnesses()[name], settings.cache, say)
 
 
 def on_signals(stop: asyncio.Event) -> None:

@@ -17,7 +17,7 @@ from evener.cli import run as run_
 from evener.cli.connect import connect
 from evener.cli.output import cell, err, out, print_json, print_table
 from evener.cli.trace import print_trace, token_decoder
-from evener.errors import EvenerError
+from evener.errors import EvenerError, InputError
 from evener.tasks import read_tasks
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -132,8 +132,7 @@ def sql_(query: Annotated[str, typer.Argument(help="One SELECT.")], as_json: Jso
 def runs_ls(as_json: Json = False) -> None:
     """All runs, newest last."""
     document = _read(lambda api: api.get("/v1/runs"))
-    rows = [row | {"rollouts": row["rollouts"]["ended"]} for row in document["runs"]]
-    print_json(document) if as_json else print_table(rows, ["run_id", "name", "kind", "state", "step", "version", "rollouts"])
+    print_json(document) if as_json else print_table(document, ["run_id", "name", "kind", "state", "step", "steps", "reason"])
 
 
 @runs.command("show")
@@ -143,7 +142,19 @@ def runs_show(run: Id, as_json: Json = False) -> None:
     if as_json:
         print_json(state)
         return
-    for name in ("run_id", "name", "kind", "state", "note", "step", "steps", "version", "sampled_tokens", "outcomes", "groups"):
+    for name in (
+        "run_id",
+        "name",
+        "kind",
+        "state",
+        "reason",
+        "step",
+        "steps",
+        "version",
+        "sampled_tokens",
+        "rollouts",
+        "groups",
+    ):
         out.print(f"{name:<15} {cell(state[name])}")
     out.print(run_.pass1_table(state))
 
@@ -181,8 +192,8 @@ def rollouts_ls(
     """Rollouts, newest first."""
     query = {"run": run, "limit": str(limit)} | ({"outcome": outcome} if outcome else {})
     document = _read(lambda api: api.get("/v1/rollouts", **query))
-    columns = ["rollout_id", "task_id", "harness", "purpose", "outcome", "score", "reward", "calls", "version", "seconds"]
-    print_json(document) if as_json else print_table(document["rollouts"], columns)
+    columns = ["rollout_id", "task_id", "harness", "purpose", "outcome", "score", "reward", "calls", "version_min", "cause"]
+    print_json(document) if as_json else print_table(document, columns)
 
 
 @rollouts.command("show")
@@ -200,8 +211,9 @@ def rollouts_show(
         if trace:
             document["trace"] = await api.get(f"/v1/rollouts/{own}/trace")
             document["sequences"] = (await api.get(f"/v1/rollouts/{own}/sequences"))["sequences"]
+            document["weights"] = (await api.get(f"/v1/runs/{document['run_id']}"))["weights"]
         if logs:
-            document["logs"] = await api.get(f"/v1/rollouts/{own}/logs")
+            document["logs"] = (await api.request("GET", f"/v1/rollouts/{own}/logs")).decode(errors="replace")
         return document
 
     document = _read(ask)
@@ -209,14 +221,13 @@ def rollouts_show(
         print_json(document)
         return
     for name, value in document.items():
-        if name not in ("trace", "sequences", "logs"):
+        if name not in ("trace", "sequences", "logs", "weights"):
             out.print(f"{name:<15} {cell(value)}", soft_wrap=True)
     if logs:
-        for name, text in document["logs"].items():
-            out.rule(name, align="left")
-            out.print(text, markup=False)
+        out.rule("logs", align="left")
+        out.print(document["logs"], markup=False)
     if trace:
-        decode = token_decoder(Blobs(settings.load().blobs), document["trace"]["weights"])
+        decode = token_decoder(Blobs(settings.load().blobs), document["weights"])
         print_trace(document["trace"], document["sequences"], decode)
 
 
@@ -266,7 +277,9 @@ def harnesses_ls(as_json: Json = False) -> None:
 @harnesses.command("install")
 def harnesses_install(name: Annotated[str, typer.Argument()]) -> None:
     """Install a harness into the cache folder."""
-    out.print(embedded.install_harness(settings.load(), name, err.print))
+    if name not in embedded.harnesses():
+        raise InputError("harness_unknown", f"{name!r}; known: {', '.join(embedded.harnesses())}")
+    _asyncio(embedded.install_harness(settings.load(), name, err.print))
 
 
 def main() -> None:

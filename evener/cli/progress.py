@@ -54,13 +54,13 @@ class Rate:
         """``tokens_s``, ``rollouts_s``, ``eta_s``; None where not known yet."""
         now = time.monotonic()
         done, total = progress_of(run)
-        self._seen.append((now, run["rollouts"]["ended"], run["sampled_tokens"]))
+        self._seen.append((now, run["rollouts"]["done"], run["sampled_tokens"]))
         self._seen = [row for row in self._seen if now - row[0] <= self._window_s]
         first = self._seen[0]
         seconds = now - first[0]
         if seconds < 1:
             return {"tokens_s": None, "rollouts_s": None, "eta_s": None}
-        rollouts_s = (run["rollouts"]["ended"] - first[1]) / seconds
+        rollouts_s = (run["rollouts"]["done"] - first[1]) / seconds
         left = max(total - done, 0)
         return {
             "tokens_s": (run["sampled_tokens"] - first[2]) / seconds,
@@ -71,7 +71,7 @@ class Rate:
 
 def progress_of(run: dict[str, Any]) -> tuple[int, int]:
     """Rollouts that ended and rollouts that the whole run is expected to take."""
-    return run["rollouts"]["ended"], max(run["rollouts"]["expected"], run["rollouts"]["ended"], 1)
+    return run["rollouts"]["done"], max(run["expected"], run["rollouts"]["done"], 1)
 
 
 def screen(run: dict[str, Any], rate: dict[str, float | None]) -> RenderableType:
@@ -89,7 +89,7 @@ def screen(run: dict[str, Any], rate: dict[str, float | None]) -> RenderableType
     facts.add_row(
         f"running {run['rollouts']['running']}",
         f"version {run['version']}",
-        f"staleness {run['staleness']['mean']:.1f} (max {run['staleness']['max']})",
+        staleness(run),
         f"{number(rate['tokens_s'])} tokens/s",
         f"{number(rate['rollouts_s'])} rollouts/s",
         outcomes(run),
@@ -97,21 +97,40 @@ def screen(run: dict[str, Any], rate: dict[str, float | None]) -> RenderableType
     return Group(head, facts, pass1_table(run))
 
 
+def pass1_rows(run: dict[str, Any], purpose: str) -> list[dict[str, Any]]:
+    """pass@1 by version over all harnesses, oldest first; ``families`` has each family's."""
+    cells = [row for row in run["pass1"] if row["purpose"] == purpose and row["harness"] is None]
+    return [
+        row
+        | {
+            "families": {
+                cell["family"]: cell["pass1"] for cell in cells if cell["family"] and cell["version"] == row["version"]
+            }
+        }
+        for row in cells
+        if row["family"] is None
+    ]
+
+
+def staleness(run: dict[str, Any]) -> str:
+    """Mean and greatest staleness of the trained groups."""
+    found = run["staleness"]
+    return "staleness -" if found["mean"] is None else f"staleness {found['mean']:.1f} (max {found['max']})"
+
+
 def pass1_table(run: dict[str, Any]) -> Table:
     """pass@1 by purpose and version, with its 95 % interval."""
     table = Table(box=None, padding=(0, 2), header_style="dim")
     for column in ("", "version", "pass@1", "95 %", "rollouts", "families"):
         table.add_column(column)
-    rows = [row for row in run["pass1"] if row["purpose"] == "eval"]
-    train = [row for row in run["pass1"] if row["purpose"] == "train"]
-    for row in [*rows, *train[-3:]]:
+    for row in [*pass1_rows(run, "eval"), *pass1_rows(run, "train")[-3:]]:
         families = "  ".join(f"{name} {value:.2f}" for name, value in sorted(row["families"].items()))
         table.add_row(
             row["purpose"],
             str(row["version"]),
             f"{row['pass1']:.3f}",
             f"{row['low']:.2f}-{row['high']:.2f}",
-            str(row["rollouts"]),
+            str(row["n"]),
             families if row["purpose"] == "eval" else "",
         )
     return table
@@ -134,10 +153,11 @@ class Lines:
         if done == 0 and now - self._last[1] < LINE_EVERY_S:
             return
         self._last = (phase(run) if done else "", now)
-        last = run["pass1"][-1] if run["pass1"] else None
+        rows = [*pass1_rows(run, "eval"), *pass1_rows(run, "train")]
+        last = max(rows, key=lambda row: row["version"]) if rows else None
         score = f"pass@1 {last['pass1']:.3f} ({last['purpose']}, version {last['version']})" if last else "no score yet"
         self._console.print(
-            f"{phase(run):<16} {done}/{total} rollouts  {score}  staleness {run['staleness']['mean']:.1f}  "
+            f"{phase(run):<16} {done}/{total} rollouts  {score}  {staleness(run)}  "
             f"{number(rate['tokens_s'])} tokens/s  ETA {clock(rate['eta_s'])}",
             highlight=False,
             soft_wrap=True,
@@ -153,7 +173,7 @@ def phase(run: dict[str, Any]) -> str:
 
 def outcomes(run: dict[str, Any]) -> str:
     """Counts by outcome."""
-    return "  ".join(f"{name} {count}" for name, count in sorted(run["outcomes"].items()))
+    return "  ".join(f"{name} {count}" for name, count in sorted(run["rollouts"]["outcomes"].items()) if count)
 
 
 def clock(seconds: float | None) -> str:

@@ -18,13 +18,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
-
 from batching import Decoder, hidden_states
 from chores import FAMILIES, Chore, Split
 from make_policy import pi_prefix
 from make_tasks import chores
 from pi_words import parse_call, run_tool, solved, tool_turn, user_turn
+from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 HERE = Path(__file__).parent
 MAX_CALLS, MAX_TOKENS = 6, 64
@@ -199,7 +198,9 @@ def train(model: Qwen3ForCausalLM, sampler: Sampler, prefix: list[int], settings
         rollouts = sampler(history[0], [chore for chore in picked for _ in range(settings.size)])
         rewards = [rollout.reward(settings.brevity) for rollout in rollouts]
         gains = [
-            gain for start in range(0, len(rewards), settings.size) for gain in advantages(rewards[start : start + settings.size])
+            gain
+            for start in range(0, len(rewards), settings.size)
+            for gain in advantages(rewards[start : start + settings.size])
         ]
         scale = min(1.0, (step + 1) / max(1, settings.warmup))
         if settings.decay:

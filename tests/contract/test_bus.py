@@ -69,7 +69,7 @@ async def take_nothing(consumer: port.Consumer) -> None:
 
 async def until_depth(bus: Bus, queue: str, depth: int) -> None:
     async with asyncio.timeout(WAIT_S):
-        while await bus.depth(queue) != depth:  # noqa: ASYNC110 - a broker has no event for it
+        while await bus.depth(queue) != depth:
             await asyncio.sleep(0.02)
 
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+from evener.errors import InfraError
 from evener_learner.admission import Group, Row
 from evener_learner.steps import Assembly
 from evener_learner.worker import StepResult, TrainerThread
-
-from evener.errors import InfraError
 from tests.unit.learner.making import VOCABULARY, group, pair, rollout, sequence, tiny_policy
 
 pytestmark = pytest.mark.torch
@@ -98,8 +98,9 @@ async def test_loss_gradient_and_weights_equal_the_oracle(
     policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, activations: int, temperature: float
 ) -> None:
     import torch
-    from evener_learner import trainer
     from safetensors.torch import load_file
+
+    from evener_learner import trainer
 
     monkeypatch.setattr(trainer, "ACTIVATION_BYTES", activations)
     rows = uneven()

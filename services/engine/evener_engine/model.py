@@ -104,9 +104,7 @@ class Model:
             hidden = self._pass(torch.tensor([ids[start:end]]), positions, torch.tensor([[row]]), base, rows, [group])
         return functional.linear(hidden, self.weights.head)
 
-    def decode(
-        self, tokens: Sequence[int], lengths: Sequence[int], trunks: Sequence[Trunk | None], rows: Rows
-    ) -> Tensor:
+    def decode(self, tokens: Sequence[int], lengths: Sequence[int], trunks: Sequence[Trunk | None], rows: Rows) -> Tensor:
         """One token for each of the first rows, whose tails hold `lengths` tokens; logits `[rows, vocab]`."""
         count = len(tokens)
         rows.reserve(max(lengths) + 1)

@@ -59,8 +59,7 @@ class Architecture:
             "attention_bias": getattr(config, "attention_bias", False),
             "mlp_bias": getattr(config, "mlp_bias", False),
             "sliding-window attention": getattr(config, "use_sliding_window", False),
-            f"activation {getattr(config, 'hidden_act', None)!r} (known: silu)": _known(config)
-            and config.hidden_act != "silu",
+            f"activation {getattr(config, 'hidden_act', None)!r} (known: silu)": _known(config) and config.hidden_act != "silu",
             f"rope type {rope!r} (known: {', '.join(ROPE_TYPES)})": _known(config) and rope not in ROPE_TYPES,
         }
         refused = [what for what, present in refusals.items() if present]

@@ -28,8 +28,8 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def run(context: Context, *, stop: asyncio.Event, ready: asyncio.Event) -> None:
-    """Serve until ``stop`` is set. Raises InputError where the port is taken or no token is set."""
+async def run(context: Context, *, stop: asyncio.Event, ready: asyncio.Event, read_only: bool = False) -> None:
+    """Serve until ``stop`` is set; ``read_only``: the API alone. Raises InputError where the port is taken or a token lacks."""
     settings = context.settings
     if not settings.api_token.get_secret_value():
         raise InputError("settings_invalid", "EVENER_API_TOKEN: is empty")
@@ -42,7 +42,7 @@ async def run(context: Context, *, stop: asyncio.Event, ready: asyncio.Event) ->
             )
         )
         http = asyncio.create_task(server.serve(sockets=[listener]))
-        loops = asyncio.create_task(run_loops(context))
+        loops = asyncio.create_task(stop.wait() if read_only else run_loops(context))
         stopping = asyncio.create_task(stop.wait())
         ready.set()
         _log.info("serving", port=settings.api_port)

@@ -20,10 +20,20 @@ if TYPE_CHECKING:
 
 
 async def serve(
-    settings: Settings, bus: Bus, redis: "Redis", blobs: Blobs, *, stop: asyncio.Event, ready: asyncio.Event
+    settings: Settings,
+    bus: Bus,
+    redis: "Redis",
+    blobs: Blobs,
+    *,
+    stop: asyncio.Event,
+    ready: asyncio.Event,
+    read_only: bool = False,
 ) -> None:
-    """Serve until ``stop`` is set. Raises InputError where the API's port is taken or the token is missing."""
+    """Serve until ``stop`` is set; ``read_only``: the API over the ledger as it is, without planner, events and outbox.
+
+    Raises InputError where the API's port is taken or the token is missing.
+    """
     async with ProxyAdmin(settings.admin, settings.admin_token.get_secret_value()) as sessions:
         archiver = Archiver(TraceStore(redis))
         context = Context(settings, bus, blobs, archiver, sessions, ping_redis=redis.ping)
-        await run(context, stop=stop, ready=ready)
+        await run(context, stop=stop, ready=ready, read_only=read_only)

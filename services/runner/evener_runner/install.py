@@ -34,9 +34,21 @@ class Installation:
     prefix: Path
 
 
+def folders(harness: Harness, cache: Path) -> Installation:
+    """Where the installation of an agent is, or would be."""
+    return Installation(cache / f"node-{NODE_VERSION}", cache / "harnesses" / f"{harness.name}-{harness.version}")
+
+
+def installed(harness: Harness, cache: Path) -> bool:
+    """Whether `ensure` would have nothing to do."""
+    where = folders(harness, cache)
+    return where.node.exists() and where.prefix.exists()
+
+
 async def ensure(harness: Harness, cache: Path, progress: Progress) -> Installation:
     """The installation of an agent, made where it is absent. Raises InfraError ``harness_missing``."""
-    node, prefix = cache / f"node-{NODE_VERSION}", cache / "harnesses" / f"{harness.name}-{harness.version}"
+    where = folders(harness, cache)
+    node, prefix = where.node, where.prefix
 
     async def fetch_node(part: Path) -> Path:
         progress(f"Node {NODE_VERSION}: fetching (60 MB)")
@@ -54,7 +66,7 @@ async def ensure(harness: Harness, cache: Path, progress: Progress) -> Installat
 
     await make_once(node, fetch_node)
     await make_once(prefix, fetch_agent)
-    return Installation(node, prefix)
+    return where
 
 
 async def make_once(target: Path, make: Callable[[Path], Awaitable[Path]]) -> None:

@@ -5,14 +5,13 @@ Called by ``evener serve runner`` and by the embedded stack, with resources that
 
 import asyncio
 
-from evener.proxy_admin import ProxyAdmin, SessionConflict
-from evener.trace.session import SessionSpec
-
 from evener.api import ApiClient, RolloutLease
 from evener.blobs import Blobs
 from evener.bus.port import Bus
 from evener.errors import InfraError
+from evener.proxy_admin import ProxyAdmin, SessionConflict
 from evener.settings import Settings
+from evener.trace.session import SessionSpec
 from evener_runner import reaper
 from evener_runner.attempt import Tools
 from evener_runner.furnish import sandboxes

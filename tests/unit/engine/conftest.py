@@ -107,6 +107,7 @@ class Server:
     def __init__(self, policy: Path, **options: Any) -> None:
         import torch
         import uvicorn
+
         from evener_engine.server import Engine
 
         torch.set_num_threads(1)

@@ -34,8 +34,9 @@ def test_pieces_give_the_ids_of_the_whole_text(chat: Any, parts: list[str]) -> N
 
 
 def test_a_special_token_that_looks_around_is_no_boundary() -> None:
-    from evener_engine.chat import _boundary
     from tokenizers import AddedToken
+
+    from evener_engine.chat import _boundary
 
     plain = AddedToken("<|a|>", special=True, normalized=False)
     assert _boundary([plain]).pattern == r"<\|a\|>"

@@ -11,6 +11,7 @@ pytestmark = pytest.mark.torch
 
 def test_frequencies_follow_the_reported_probabilities() -> None:
     import torch
+
     from evener_engine.sampling import Sampling, sample
 
     logits = torch.tensor([[0.0, 1.0, 2.0, -1.0]])
@@ -25,6 +26,7 @@ def test_frequencies_follow_the_reported_probabilities() -> None:
 
 def test_the_global_generator_is_left_alone() -> None:
     import torch
+
     from evener_engine.sampling import Sampling
 
     state = torch.get_rng_state()
@@ -44,6 +46,7 @@ def test_every_choice_is_possible_and_its_logprob_finite(
     rows: list[list[float]], temperature: float, top_k: int, top_p: float, draw: float
 ) -> None:
     import torch
+
     from evener_engine.sampling import Sampling, sample
 
     how = Sampling(1, temperature=temperature, top_k=top_k, top_p=top_p)
@@ -62,6 +65,7 @@ def test_found_keys_belong_to_the_ids_asked_for(data: st.DataObject) -> None:
     """Each position's key holds a hash of the ids up to it, so a key from anywhere else is seen."""
     import numpy
     import torch
+
     from evener_engine import prefixes
     from evener_engine.model import Trunk
 

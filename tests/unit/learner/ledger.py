@@ -10,7 +10,6 @@ import msgspec
 import numpy as np
 import torch
 from aiohttp import web
-from evener_learner.folders import pack_folder
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -18,6 +17,7 @@ from evener.api import GroupOrder
 from evener.blobs import Blobs
 from evener.bus import MemoryBus
 from evener.messages import EVENTS, PolicyPublished, StepFinished, TrainGroup
+from evener_learner.folders import pack_folder
 from tests.unit.learner.engines import StubEngine
 from tests.unit.learner.making import VOCABULARY, group, rollout, sequence
 

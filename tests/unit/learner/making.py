@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from evener_learner.admission import sequence_digest
 
 from evener.api import GroupOrder, TrainedRollout, TrainedSequence
 from evener.ids import new_id
+from evener_learner.admission import sequence_digest
 
 VOCABULARY = 64
 

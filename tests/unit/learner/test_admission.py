@@ -6,11 +6,11 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 import pytest
-from evener_learner.admission import Group, Reason, Refusal, admit, judge_versions, sequence_digest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from evener.api import GroupOrder, TrainedSequence
+from evener_learner.admission import Group, Reason, Refusal, admit, judge_versions, sequence_digest
 from tests.unit.learner.making import VOCABULARY, group, pair, rollout, sequence
 
 

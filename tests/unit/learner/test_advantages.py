@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
-from evener_learner.advantages import advantages
 from hypothesis import given
 from hypothesis import strategies as st
+
+from evener_learner.advantages import advantages
 
 rewards = st.lists(st.sampled_from([0.0, 0.1, 0.25, 0.5, 1.0, 1.1]), min_size=2, max_size=64)
 

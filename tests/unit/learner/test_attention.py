@@ -17,6 +17,7 @@ def rows_of(seed: int) -> list[list[int]]:
 @pytest.mark.parametrize("seed", range(3))
 def test_it_equals_dense_attention_under_the_tree_s_mask(seed: int) -> None:
     import torch
+
     from evener_learner.admission import Row
     from evener_learner.attention import tree_attention
     from evener_learner.trainer import pack
@@ -59,6 +60,7 @@ def test_it_equals_dense_attention_under_the_tree_s_mask(seed: int) -> None:
 
 def test_a_sliding_window_is_refused() -> None:
     import torch
+
     from evener_learner.attention import tree_attention
 
     q = torch.zeros(1, 1, 2, 8)

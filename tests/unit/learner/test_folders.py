@@ -3,9 +3,9 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from evener_learner.folders import Position, pack_folder, read_position, unpack_folder, write_position
 
 from evener.errors import InfraError
+from evener_learner.folders import Position, pack_folder, read_position, unpack_folder, write_position
 
 
 def filled(folder: Path) -> Path:

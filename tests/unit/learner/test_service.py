@@ -7,13 +7,13 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
-from evener_learner import campaign, publisher, service
-from evener_learner.folders import read_position, unpack_folder
 
 from evener.blobs import Blobs
 from evener.bus import MemoryBus
 from evener.messages import EVENTS, GroupClosed, PolicyPublished, StepFinished, train_queue
 from evener.settings import Settings
+from evener_learner import campaign, publisher, service
+from evener_learner.folders import read_position, unpack_folder
 from tests.unit.learner.engines import StubEngine, serving
 from tests.unit.learner.making import pair, tiny_policy
 

@@ -1,11 +1,11 @@
 """Invariant 10: a step is whole groups, each at most once."""
 
 import pytest
-from evener_learner.admission import Reason
-from evener_learner.steps import Assembly
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evener_learner.admission import Reason
+from evener_learner.steps import Assembly
 from tests.unit.learner.making import VOCABULARY, group, pair, rollout, sequence
 
 

@@ -4,11 +4,11 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from evener_learner import publisher as module
-from evener_learner.publisher import Publisher
 
 from evener.engines.weights import ATTEMPTS, DiskWeightSink, replace_weights
 from evener.errors import InfraError
+from evener_learner import publisher as module
+from evener_learner.publisher import Publisher
 from tests.unit.learner.engines import StubEngine, serving
 
 UPDATE = ["/start_weight_update", "/update_weights", "/finish_weight_update"]
@@ -92,5 +92,5 @@ async def test_a_restarted_engine_is_reloaded(tmp_path: Path, monkeypatch: pytes
 
 async def _until(condition) -> None:
     async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110 - it polls the engine's own state
+        while not condition():
             await asyncio.sleep(0.01)

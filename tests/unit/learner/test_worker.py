@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from evener_learner.worker import Feed, StepResult, Stopped, TrainerThread
 
 RESULT = StepResult(Path("weights"), {"loss": 0.5}, None)

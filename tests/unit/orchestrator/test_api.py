@@ -4,11 +4,11 @@ import asyncio
 
 import aiohttp
 import pytest
-from evener_orchestrator.context import Feed
-from evener_orchestrator.orchestrator import run as serve
 
 from evener.api import Refused
 from evener.errors import InputError
+from evener_orchestrator.context import Feed
+from evener_orchestrator.orchestrator import run as serve
 from tests.unit.orchestrator.world import TOKEN, World, everyone, run_file
 
 

@@ -41,7 +41,7 @@ async def a_lease(world):
 
 async def refusals(world, word, number):
     async with asyncio.timeout(10):
-        while world.context.refused[word] < number:  # noqa: ASYNC110
+        while world.context.refused[word] < number:
             await asyncio.sleep(0.02)
 
 
@@ -51,7 +51,7 @@ async def rollout(world, lease):
 
 async def until_rollout(world, lease, condition):
     async with asyncio.timeout(15):
-        while not condition(state := await rollout(world, lease)):  # noqa: ASYNC110
+        while not condition(state := await rollout(world, lease)):
             await asyncio.sleep(0.05)
     return state
 
@@ -80,7 +80,7 @@ async def test_an_expired_lease_gives_a_new_attempt_and_late_words_are_refused(i
     state = await rollout(world, old)
     assert (state["attempt"], state["outcome"]) == (2, None)
     async with asyncio.timeout(10):
-        while old.session_id not in world.sessions.deleted:  # noqa: ASYNC110
+        while old.session_id not in world.sessions.deleted:
             await asyncio.sleep(0.05)
     assert old.session_id in world.sessions.sealed  # a zombie's agent samples nothing more
 
@@ -159,7 +159,7 @@ async def test_a_failing_verifier_is_asked_three_times(world):
     await world.submit(run_file(rollouts={"group_size": 2, "concurrent": 1}))
     async with Workers(lambda: runner(world), lambda: verifier(world)):
         async with asyncio.timeout(15):
-            while not world.leases:  # noqa: ASYNC110
+            while not world.leases:
                 await asyncio.sleep(0.05)
         state = await until_rollout(world, world.leases[0], lambda state: state["outcome"])
     assert (state["outcome"], state["cause"], state["score"]) == ("infra_error", "verifier_failed", None)

@@ -3,8 +3,8 @@
 import sqlite3
 
 import pytest
-from evener_orchestrator.loops import drain_sessions
 
+from evener_orchestrator.loops import drain_sessions
 from tests.unit.orchestrator.world import Workers, everyone, run_file, runner, verifier
 
 EVAL = {"tasks": "./held-out", "every": 0, "group_size": 2}

@@ -7,6 +7,11 @@ import numpy as np
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evener.errors import Outcome
+from evener.runfile import Harness, RunFile
 from evener_orchestrator import states
 from evener_orchestrator.archive import runs_of
 from evener_orchestrator.evaluation import wanted
@@ -18,11 +23,6 @@ from evener_orchestrator.ledger.models import Base
 from evener_orchestrator.reward import reward
 from evener_orchestrator.schedule import pick
 from evener_orchestrator.states import GroupState, IllegalTransition, RolloutState, moved, sources
-from hypothesis import given
-from hypothesis import strategies as st
-
-from evener.errors import Outcome
-from evener.runfile import Harness, RunFile
 from tests.unit.orchestrator.world import run_file
 
 

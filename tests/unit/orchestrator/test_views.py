@@ -3,15 +3,15 @@
 from datetime import UTC, datetime
 
 import pytest
+from sqlalchemy import text
+
+from evener.errors import Outcome
 from evener_orchestrator.interval import wilson
 from evener_orchestrator.ledger import Ledger
 from evener_orchestrator.ledger.migrate import migrate
 from evener_orchestrator.ledger.models import Attempt, Group, Rollout, Run, Step, Task
 from evener_orchestrator.states import GroupState, RolloutState, RunState
 from evener_orchestrator.views import VIEWS
-from sqlalchemy import text
-
-from evener.errors import Outcome
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

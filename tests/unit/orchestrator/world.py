@@ -15,9 +15,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from evener_orchestrator.archive import Archiver
-from evener_orchestrator.context import Context
-from evener_orchestrator.orchestrator import run
 
 from evener.api import ApiClient, GroupOrder, LearnerLease, Refused, RolloutLease
 from evener.blobs import Blobs
@@ -38,6 +35,9 @@ from evener.messages import (
 from evener.settings import Settings
 from evener.tasks import task_digest
 from evener.trace.record import CallRecord
+from evener_orchestrator.archive import Archiver
+from evener_orchestrator.context import Context
+from evener_orchestrator.orchestrator import run
 
 TOKEN = "test-token"
 
@@ -276,7 +276,7 @@ class Learner:
 
     async def __call__(self) -> None:
         bus, api = self.world.bus, self.world.api
-        while (lease := await api.claim_policy(self.policy, learner=self.name)) is None:  # noqa: ASYNC110
+        while (lease := await api.claim_policy(self.policy, learner=self.name)) is None:
             await asyncio.sleep(0.05)
         async with bus.consume(train_queue(self.policy), prefetch=16) as commands:
             while lease.step < (self.dies_after or lease.train["steps"]):
@@ -301,7 +301,7 @@ class Learner:
 
     async def _step(self, bus: MemoryBus, api: ApiClient, lease: LearnerLease) -> LearnerLease:
         step = lease.step + 1
-        while (grant := await api.allot_version(self.policy, epoch=lease.epoch, step=step)).wait_s:  # noqa: ASYNC110
+        while (grant := await api.allot_version(self.policy, epoch=lease.epoch, step=step)).wait_s:
             await asyncio.sleep(grant.wait_s)
         self.world.engine_version = grant.version
         groups = [order.group_id for order in self.buffer]

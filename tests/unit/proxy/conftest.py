@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 import fakeredis
 import pytest
 from aiohttp import web
-from evener_proxy.delivery import Patience
 
+from evener_proxy.delivery import Patience
 from tests.unit.proxy.stub import Proxy, StubEngine, free_port, running_proxy
 
 

@@ -13,7 +13,6 @@ from typing import Any
 import aiohttp
 import fakeredis
 from aiohttp import web
-from evener_proxy.service import serve
 from pydantic import SecretStr
 
 from evener.api.types import Budget, Sampling
@@ -22,6 +21,7 @@ from evener.proxy_admin import ProxyAdmin
 from evener.settings import Settings
 from evener.trace.session import SessionSpec
 from evener.trace.store import TraceStore
+from evener_proxy.service import serve
 
 TOKEN = "admin-token"
 Behaviour = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]

@@ -8,7 +8,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from evener.errors import Outcome
 from evener.runfile import RunFile
 from evener_orchestrator.interval import wilson
-from evener_orchestrator.ledger.models import Group, Rollout, Run, Task
+from evener_orchestrator.ledger.models import Attempt, Group, Rollout, Run, RunTask, Task
 from evener_orchestrator.ledger.versions import latest
 from evener_orchestrator.states import GroupState, RolloutState, RunState
 
@@ -36,7 +36,11 @@ async def progress(session: AsyncSession, run: Run) -> dict[str, Any]:
     stale = await session.execute(select(func.avg(Group.staleness), func.max(Group.staleness)).where(Group.run_id == run.id))
     mean, greatest = stale.one()
     version = await latest(session, run.policy)
+    file = RunFile.model_validate(run.file)
     return summary(run) | {
+        "harnesses": [harness.name for harness in file.harness],
+        "sandboxes": await _sandboxes(session, run),
+        "expected": await _expected(session, run, file),
         "version": version.version,
         "weights": version.weights,
         "evaluating": run.evaluating,
@@ -57,6 +61,31 @@ def _phase(run: Run, file: RunFile) -> str:
     if run.evaluating is not None or (run.evaluated_step < 0 and (file.eval or not file.train)):
         return "eval"
     return "train"
+
+
+async def _sandboxes(session: AsyncSession, run: Run) -> list[str]:
+    rows = await session.scalars(
+        select(Attempt.sandbox)
+        .join(Rollout, Rollout.id == Attempt.rollout_id)
+        .where(Rollout.run_id == run.id, Attempt.sandbox != "")
+        .distinct()
+    )
+    return sorted(rows)
+
+
+async def _expected(session: AsyncSession, run: Run, file: RunFile) -> int:
+    """How many rollouts the whole run is thought to take: evaluations, and steps without a skipped group."""
+    rows = await session.execute(
+        select(RunTask.purpose, func.count()).where(RunTask.run_id == run.id).group_by(RunTask.purpose)
+    )
+    tasks = dict(rows.tuples().all())
+    if file.train is None:
+        return tasks.get("eval", 0) * len(file.harness) * file.rollouts.group_size
+    expected = file.train.steps * file.train.groups_per_step * file.rollouts.group_size
+    if file.eval is not None:
+        between = (file.train.steps - 1) // file.eval.every if file.eval.every else 0
+        expected += (2 + between) * tasks.get("eval", 0) * len(file.harness) * file.eval.group_size
+    return expected
 
 
 async def _rollouts(session: AsyncSession, run: Run) -> dict[str, Any]:
