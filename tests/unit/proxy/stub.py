@@ -153,7 +153,7 @@ def free_port() -> int:
 async def eventually(check: Callable[[], Awaitable[bool]], *, seconds: float = 5.0) -> None:
     """Wait until ``check`` holds."""
     async with asyncio.timeout(seconds):
-        while not await check():  # noqa: ASYNC110 - what is waited for has no event
+        while not await check():
             await asyncio.sleep(0.01)
 
 
