@@ -249,10 +249,7 @@ async def test_a_restart_of_the_broker_loses_no_message(rabbitmq: Rabbit, bus: A
         publishing.append(asyncio.create_task(publish_all(bus, range(100, 150))))
         await asyncio.to_thread(rabbitmq.start)
         await asyncio.gather(*publishing)
-        await held.ack()
-        again = await consumer.get()
-        assert again.redelivered
-        await again.hand_back()
+        await held.ack()  # too late: it is among what drains
     await drain(bus, wanted)
     assert not wanted
 
