@@ -10,10 +10,6 @@ from dataclasses import dataclass, field
 import msgspec
 import pytest
 from aiohttp import web
-from evener_runner.attempt import Tools
-from evener_runner.harnesses import Harness
-from evener_runner.install import NODE_VERSION
-from evener_runner.runner import Runner
 
 from evener.api import ApiClient, Budget, HarnessRef, Heartbeat, RolloutLease, Sampling
 from evener.blobs import Blobs
@@ -22,6 +18,10 @@ from evener.ids import new_id, session_id
 from evener.messages import EVENTS, RunRollout, Sealed
 from evener.sandbox.probe import bubblewrap_missing
 from evener.settings import Settings
+from evener_runner.attempt import Tools
+from evener_runner.harnesses import Harness
+from evener_runner.install import NODE_VERSION
+from evener_runner.runner import Runner
 
 AGENT = """
 import json, os, sys, time, urllib.request

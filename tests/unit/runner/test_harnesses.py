@@ -2,11 +2,11 @@ import asyncio
 import json
 
 import pytest
-from evener_runner.harnesses import HARNESSES, Access, find
-from evener_runner.install import make_once
 
 from evener.api import HarnessRef
 from evener.errors import InfraError
+from evener_runner.harnesses import HARNESSES, Access, find
+from evener_runner.install import make_once
 
 ACCESS = Access("http://127.0.0.1:8701", "sk-evener-secret", "policy", 32768)
 

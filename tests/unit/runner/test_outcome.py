@@ -1,10 +1,10 @@
 from dataclasses import dataclass
 
 import pytest
-from evener_runner.outcome import Ending, classify
 
 from evener.errors import CAUSES, InfraError, InputError, Outcome, TaskError
 from evener.messages import Sealed
+from evener_runner.outcome import Ending, classify
 
 
 @dataclass

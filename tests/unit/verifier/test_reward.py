@@ -1,9 +1,9 @@
 import pytest
-from evener_verifier import reward
 from hypothesis import given
 from hypothesis import strategies as st
 
 from evener.errors import TaskError
+from evener_verifier import reward
 
 
 def cause(json, text):

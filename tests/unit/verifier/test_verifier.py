@@ -6,7 +6,6 @@ import time
 import msgspec
 import pytest
 from aiohttp import web
-from evener_verifier import service, verifier
 
 from evener.api import ScoreOrder
 from evener.blobs import Blobs
@@ -15,6 +14,7 @@ from evener.ids import new_id, session_id
 from evener.messages import EVENTS, WORKSPACES, ScoreWorkspace
 from evener.sandbox.probe import bubblewrap_missing
 from evener.settings import Settings
+from evener_verifier import service, verifier
 
 PASS_IF_DONE = b"[ -f /workspace/done ] && echo 1 > /logs/verifier/reward.txt || echo 0 > /logs/verifier/reward.txt\n"
 
