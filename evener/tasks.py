@@ -13,6 +13,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from evener.archive import extract
 from evener.blobs import digest_of
 from evener.errors import InputError
 
@@ -153,6 +154,5 @@ def pack(folder: Path, names: tuple[str, ...]) -> bytes:
 
 
 def unpack(bundle: bytes, folder: Path) -> None:
-    """Unpack a bundle; the tar filter ``data`` refuses links out of the folder, devices and absolute paths."""
-    with tarfile.open(fileobj=io.BytesIO(bundle)) as archive:
-        archive.extractall(folder, filter="data")
+    """Unpack a bundle; links out of the folder, devices and absolute paths are refused. Raises tarfile.TarError, OSError."""
+    extract(bundle, folder)

@@ -18,6 +18,9 @@ from evener.sandbox.port import Limits
 ROOT = Path("/sys/fs/cgroup")
 _CONTROLLERS = ("memory", "pids", "cpu")
 _PERIOD_US = 100_000
+_SHARES = 8 * 1024
+"""Under version 1 all sandboxes together would weigh no more than one process beside them: let them weigh as much as eight,
+the number of agents that a runner runs at once."""
 _REMOVE_S = 1.0
 """A cgroup can be removed when its last process is gone from the kernel's lists, shortly after its death."""
 
@@ -114,6 +117,8 @@ def _version1(root: Path, places: dict[str, str]) -> Hierarchy | None:
         if base is None:
             return None
         bases[controller] = base
+    with contextlib.suppress(OSError):
+        (bases["cpu"] / "cpu.shares").write_text(str(_SHARES))
     return Hierarchy(1, bases)
 
 

@@ -45,8 +45,13 @@ class Folder:
 
     def remove(self) -> None:
         """Remove the folder whatever modes its contents have. Idempotent."""
-        if self.path.is_dir():
-            shutil.rmtree(self.path, onerror=_make_way)
+        try:
+            shutil.rmtree(self.path)
+        except FileNotFoundError:
+            return
+        except PermissionError:  # a user's own sandbox closed a folder to its owner
+            _open_up(self.path)
+            shutil.rmtree(self.path)
 
     def over(self) -> bool:
         """Whether the owner is dead or the time is over."""
@@ -93,13 +98,8 @@ def _started(pid: int) -> str | None:
     return None if fields[0] == "Z" else fields[19]
 
 
-def _make_way(retry: Callable[[str], object], path: str, _error: object) -> None:
-    """Open up a folder that its maker closed, then try again; what vanished meanwhile is fine."""
-    parent = Path(path).parent
-    for folder in (parent, Path(path)):
-        if folder.is_dir() and not folder.is_symlink():
-            folder.chmod(stat.S_IRWXU)
-    if retry in (os.open, os.scandir):
-        shutil.rmtree(path, ignore_errors=True)
-    elif os.path.lexists(path):
-        retry(path)
+def _open_up(folder: Path) -> None:
+    folder.chmod(stat.S_IRWXU)
+    for entry in os.scandir(folder):
+        if entry.is_dir(follow_symlinks=False):
+            _open_up(Path(entry.path))

@@ -4,7 +4,6 @@ A path inside maps to one folder below ``root``; what is read is never reached t
 both kinds of sandbox.
 """
 
-import io
 import os
 import stat
 import tarfile
@@ -12,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from evener.archive import extract
 from evener.errors import InfraError
 from evener.sandbox import snapshot
 from evener.sandbox.snapshot import Snapshot
@@ -39,11 +39,10 @@ class Writable:
         return self.root / path.strip("/").replace("/", "-")
 
     def unpack(self, tar: bytes, path: str) -> None:
-        """Unpack a tar file made by us or by `snapshot`; tarfile's filter ``data`` refuses what would leave the folder."""
+        """Unpack a tar file made by us or by `snapshot`."""
         folder = self.host(path)
         try:
-            with tarfile.open(fileobj=io.BytesIO(tar)) as archive:
-                archive.extractall(folder, filter="data")
+            extract(tar, folder)
         except (tarfile.TarError, OSError) as error:
             raise InfraError("sandbox_failed", f"unpacking into {path}: {error}") from error
         if self.owner != os.geteuid():

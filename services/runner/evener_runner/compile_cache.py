@@ -10,8 +10,8 @@ from pathlib import Path
 
 from aiohttp import web
 
+from evener.archive import tar_of_files
 from evener.sandbox import HOME, Folder, Mount, SandboxSpec, create
-from evener.sandbox.archive import tar_of_files
 from evener.tasks import unpack
 from evener_runner.harnesses import NODE, Access, Harness
 from evener_runner.install import Installation, make_once

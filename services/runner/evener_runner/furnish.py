@@ -4,14 +4,15 @@ From a lease's task bundle to a sandbox that wants only the agent's command. Not
 Called by the attempt.
 """
 
+import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from evener.api import RolloutLease
+from evener.archive import tar_of_files, tar_of_folder
 from evener.errors import InputError, TaskError
 from evener.log import get
 from evener.sandbox import HOME, WORKSPACE, Folder, Kind, Limits, Mount, Sandbox, SandboxSpec, create
-from evener.sandbox.archive import tar_of_files, tar_of_folder
 from evener.sandbox.initial import lay_out, limits_of
 from evener.settings import Settings
 from evener.tasks import read_toml, unpack
@@ -44,7 +45,7 @@ def read_job(bundle: bytes, lease: RolloutLease, folder: Folder) -> Job:
         unpack(bundle, task)
         toml = read_toml(task / "task.toml")
         instruction = (task / "instruction.md").read_text()
-    except (OSError, InputError) as error:
+    except (OSError, tarfile.TarError, InputError) as error:
         raise TaskError("task_setup", f"{lease.task_id}: {error}") from error
     workspace = folder.path / "initial"
     lay_out(task / "environment", workspace)

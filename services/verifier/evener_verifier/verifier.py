@@ -6,18 +6,19 @@ network. A fault of ours is reported as such, never as a score of 0. Called by t
 
 import asyncio
 import shutil
+import tarfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from evener.api import ScoreOrder
+from evener.archive import tar_of_folder
 from evener.blobs import Blobs
 from evener.errors import EvenerError, InputError, TaskError
 from evener.ids import parse_session_id
 from evener.messages import RolloutScored
 from evener.sandbox import HOME, WORKSPACE, ExecResult, Folder, Kind, Mount, Sandbox, SandboxSpec, choose, create
-from evener.sandbox.archive import tar_of_folder
 from evener.sandbox.initial import lay_out, limits_of
 from evener.tasks import TaskToml, read_toml, unpack
 from evener_verifier import evidence, relocate, reward
@@ -86,7 +87,7 @@ def fetch(order: ScoreOrder, blobs: Blobs, folder: Folder) -> Case:
         unpack(blobs.get("grader", order.grader_bundle), grader)
         unpack(blobs.get("agent", order.agent_bundle), agent)
         toml = read_toml(grader / "task.toml")
-    except (OSError, InputError) as error:
+    except (OSError, tarfile.TarError, InputError) as error:
         raise TaskError("task_setup", f"{order.task_id}: {error}") from error
     lay_out(agent / "environment", pristine)
     return Case(toml, grader / "tests", tar_of_folder(pristine), snapshot)

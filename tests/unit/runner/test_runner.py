@@ -41,6 +41,19 @@ async def test_an_attempt_from_command_to_report(world):
     assert await world.bus.depth(ROLLOUTS) == 0
 
 
+async def test_held_out(world):
+    """A runner reads no blob but the agent's side of the task, and the agent finds no tests anywhere."""
+    areas, get = [], world.blobs.get
+    world.blobs.get = lambda area, digest: areas.append(area) or get(area, digest)
+    await world.add(
+        "import os; open('found', 'w').write(str([p for p in ('/tests', '/solution', '/logs') if os.path.exists(p)]))"
+    )
+    report = await world.event()
+    assert areas == ["agent"]
+    if world.sandbox == "bubblewrap":
+        assert contents(get("snapshots", report.snapshot))["found"] == b"[]"
+
+
 async def test_the_sandbox_is_what_was_promised(world):
     await world.add("import os; open('out', 'w').write(' '.join([os.getcwd(), os.environ['HOME'], access['base_url']]))")
     report = await world.event()

@@ -1,13 +1,16 @@
 import asyncio
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from evener.archive import tar_of_files
 from evener.errors import InfraError
-from evener.sandbox import Limits, Mount
-from evener.sandbox.archive import tar_of_files
+from evener.sandbox import Limits, Mount, cgroups
+from evener.sandbox.folders import reap
 
 pytestmark = pytest.mark.usefixtures("bubblewrap")
 
@@ -110,6 +113,31 @@ async def test_cancelling_kills_the_tree(sandbox):
         assert not alive("987.4")
 
 
+@pytest.mark.parametrize("delay", [0.0, 0.01, 0.02, 0.05, 0.3])
+async def test_nothing_outlives_an_owner_that_is_killed(tmp_path, delay):
+    script = f"""
+import asyncio, sys
+from pathlib import Path
+from evener.sandbox import Folder, SandboxSpec, create
+async def main():
+    box = await create("bubblewrap", SandboxSpec(Folder.make(Path({str(tmp_path)!r}), "one", ttl_s=60)))
+    running = asyncio.create_task(box.exec(["sleep", "987.7"], timeout=60))
+    await asyncio.sleep(0)
+    print("started", flush=True)
+    await running
+asyncio.run(main())
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    owner = await asyncio.create_subprocess_exec(sys.executable, "-c", script, env=environment, stdout=subprocess.PIPE)
+    assert await owner.stdout.readline() == b"started\n"
+    await asyncio.sleep(delay)
+    owner.kill()
+    await owner.wait()
+    await until(lambda: not alive("987.7"))
+    reap(tmp_path, remove_cgroup=cgroups.remove)
+    assert not list(tmp_path.iterdir())
+
+
 async def test_destroy_ends_what_runs(sandbox):
     async with sandbox("bubblewrap") as box:
         running = asyncio.create_task(box.exec(["sleep", "987.5"], timeout=20))
@@ -121,12 +149,15 @@ async def test_destroy_ends_what_runs(sandbox):
 
 async def test_fork_bomb_is_bounded_and_gone(sandbox):
     async with sandbox("bubblewrap", limits=Limits(pids=40)) as box:
-        script = "i=0; while [ $i -lt 200 ]; do sleep 987.6 & i=$((i+1)); done; sleep 987.6"
-        running = asyncio.create_task(shell(box, script, timeout=2))
-        await until(lambda: len(alive("987.6")) > 5)
-        most = len(alive("987.6"))
+        script = (
+            "(i=0; while [ $i -lt 200 ]; do sleep 987.6 & i=$((i+1)); done); exec sleep 987.6"  # a shell that cannot fork ends
+        )
+        running = asyncio.create_task(shell(box, script, timeout=20))
+        await until(lambda: len(alive("987.6")) > 20, seconds=15)
+        await asyncio.sleep(0.3)
+        assert len(alive("987.6")) <= 45
+        await box.kill()
         result = await running
-        assert most <= 45
         assert b"fork" in result.stderr.lower()
         assert not alive("987.6")
 

@@ -3,7 +3,6 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 from evener.sandbox.folders import LABEL, Folder, reap
 
@@ -25,7 +24,9 @@ def test_a_dead_owners_folder_goes(tmp_path):
     script = (
         f"from pathlib import Path; from evener.sandbox import Folder; Folder.make(Path({str(tmp_path)!r}), 'his', ttl_s=60)"
     )
-    subprocess.run([sys.executable, "-c", script], check=True, env={**os.environ, "PYTHONPATH": str(Path.cwd())}, timeout=60)
+    subprocess.run(
+        [sys.executable, "-c", script], check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, timeout=60
+    )
     removed = []
     label = json.loads((tmp_path / "his" / LABEL).read_text())
     (tmp_path / "his" / LABEL).write_text(json.dumps(label | {"cgroups": ["/sys/fs/cgroup/evener/his"]}))

@@ -59,7 +59,7 @@ async def test_the_proxy_is_reached(sandbox, proxy):
         assert result.stdout.decode().splitlines() == ["b'echo hello'", r"b'0\n1\n2\n'", "9000005"], result.stderr
 
 
-async def test_nothing_else_is_reached(sandbox, proxy):
+async def test_the_agent_can_only_sample(sandbox, proxy):
     port = int(proxy.rsplit(":", 1)[1])
     script = f"""
 for address in (("127.0.0.1", {port}), ("127.0.0.1", 22), ("1.1.1.1", 53), ("10.0.0.1", 80), ("::1", {port})):

@@ -115,7 +115,7 @@ async def test_environment_of_the_task(score):
     assert (await score(b"echo $LEVEL > /logs/verifier/reward.txt", toml=toml)).scores == {"reward": 0.75}
 
 
-async def test_faults_of_ours_are_never_a_score(blobs, kind, tmp_path):
+async def test_infra_is_not_a_grade(blobs, kind, tmp_path):
     wanted = order(blobs, kind, PASS_IF_DONE)
     lost = msgspec.structs.replace(wanted, snapshot="sha256:" + "0" * 64)
     assert (await verifier.score(lost, blobs, tmp_path / "s")).cause == "blob_missing"
