@@ -8,7 +8,6 @@ import pytest
 from evener.api import Refused
 from evener.errors import InputError
 from evener_orchestrator.context import Feed
-from evener_orchestrator.orchestrator import run as serve
 from tests.unit.orchestrator.world import TOKEN, World, everyone, run_file
 
 
@@ -140,9 +139,7 @@ async def test_readiness_names_what_is_missing(world, http):
 
 async def test_an_occupied_port_is_the_users_fault(world, tmp_path):
     other = World(tmp_path / "other")
-    context = world.context
-    object.__setattr__(other.settings, "api_port", context.settings.api_port)
+    other.settings = other.settings.model_copy(update={"api_port": world.settings.api_port})
     with pytest.raises(InputError, match="EVENER_API_PORT"):
         await other.start()
-    assert serve is not None
     assert not (tmp_path / "other" / "ledger.db").exists()
