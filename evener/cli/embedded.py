@@ -246,7 +246,8 @@ async def _end(child: asyncio.subprocess.Process) -> None:
     if child.returncode is None:
         child.terminate()
         try:
-            await asyncio.wait_for(child.wait(), GRACE_S)
+            async with asyncio.timeout(GRACE_S):
+                await child.wait()
         except TimeoutError:
             child.kill()
             await child.wait()

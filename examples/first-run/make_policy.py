@@ -228,9 +228,7 @@ def loss_of(model: Qwen3ForCausalLM, prefix: list[int], rows: list[Row]) -> torc
     return total / (wanted.sum() + len(choices))
 
 
-def batches(
-    rng: random.Random, tokenizer: PreTrainedTokenizerFast, careful: list[float], size: int
-) -> Iterator[list[Row]]:
+def batches(rng: random.Random, tokenizer: PreTrainedTokenizerFast, careful: list[float], size: int) -> Iterator[list[Row]]:
     """Fresh batches of `size` transcripts of about the same length, one for each value of `careful`."""
     families = list(FAMILIES.values())
     pool = 8

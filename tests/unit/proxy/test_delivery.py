@@ -6,11 +6,11 @@ import json
 import openai
 import pytest
 from aiohttp import web
-from evener_proxy.service import serve
 
 from evener.errors import InputError
 from evener.settings import Settings
 from evener.trace.store import TraceStore
+from evener_proxy.service import serve
 from tests.unit.proxy.stub import eventually, fails, free_port, running_proxy
 
 
