@@ -9,8 +9,8 @@ import asyncio
 import contextlib
 import json
 import os
-import socket
 import signal
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any

@@ -67,7 +67,9 @@ def test_an_engine_that_cannot_start(place):
     policy = place.folder / "policy"
     shutil.copytree(EXAMPLE / "tiny-policy", policy)
     (policy / "model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0{}      ")
-    fails(place, run_file(place.folder, policy=f'policy = "{policy}"'), 1, "engine", "engine.log")
+    fails(
+        place, run_file(place.folder, policy=f'policy = "{policy}"'), 1, "the engine", "model.layers.0", "see the engine's log"
+    )
 
 
 def test_nothing_to_read_yet(place):
