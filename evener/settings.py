@@ -72,7 +72,7 @@ class Settings(BaseSettings):
     @property
     def database(self) -> str:
         """SQLAlchemy URL of the ledger."""
-        return self.database_url or f"sqlite+aiosqlite:///{self.data.absolute()}/ledger.db"
+        return self.database_url or f"sqlite:///{self.data.absolute()}/ledger.db"
 
     @property
     def blobs(self) -> str:

@@ -15,7 +15,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
@@ -63,7 +63,7 @@ class Process:
 
     argv: list[str]
     folder: Path
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict[str, str])
     user: str | None = None
     stop_signal: signal.Signals = signal.SIGTERM
     _popen: subprocess.Popen[bytes] | None = None
@@ -79,7 +79,9 @@ class Process:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
-                **({"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []} if account else {}),
+                user=account.pw_uid if account else None,
+                group=account.pw_gid if account else None,
+                extra_groups=[] if account else None,
             )
         deadline = time.monotonic() + START_S
         while not answers():
@@ -184,16 +186,24 @@ def local_rabbit(folder: Path, server: Path) -> Rabbit:
 
 
 def stop_name_server(env: Mapping[str, str]) -> None:
-    """Stop the Erlang port mapper that the broker left behind, by its port."""
+    """Stop the Erlang port mapper that the broker left behind, by its port; it refuses while it still knows the broker."""
     epmd = find("epmd")
-    if epmd is not None:
-        subprocess.run(
-            [str(epmd), "-port", env["ERL_EPMD_PORT"], "-kill"], env={**os.environ, **env}, capture_output=True, timeout=STOP_S
-        )
+    command = [str(epmd), "-port", env["ERL_EPMD_PORT"], "-kill"]
+    for _ in range(50):
+        if epmd is None or not accepts(int(env["ERL_EPMD_PORT"])):
+            return
+        subprocess.run(command, env={**os.environ, **env}, capture_output=True, timeout=STOP_S)
+        time.sleep(0.1)
+
+
+def accepts(port: int) -> bool:
+    """Whether something listens on a port."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 @contextlib.contextmanager
-def running_rabbit() -> Iterator[Rabbit]:
+def running_rabbit() -> Generator[Rabbit]:
     """The broker of the environment, or one of ours."""
     url = os.environ.get("EVENER_TEST_AMQP_URL")
     if url:
@@ -215,7 +225,7 @@ def running_rabbit() -> Iterator[Rabbit]:
 
 
 @contextlib.contextmanager
-def running_redis() -> Iterator[str]:
+def running_redis() -> Generator[str]:
     """URL of the Redis of the environment, or of one of ours (without persistence)."""
     url = os.environ.get("EVENER_TEST_REDIS_URL")
     if url:
@@ -250,7 +260,7 @@ def unprivileged() -> str | None:
 
 
 @contextlib.contextmanager
-def running_postgres() -> Iterator[str]:
+def running_postgres() -> Generator[str]:
     """URL of the Postgres of the environment, or of one of ours (without fsync)."""
     url = os.environ.get("EVENER_TEST_DATABASE_URL")
     if url:

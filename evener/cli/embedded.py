@@ -29,15 +29,20 @@ from evener.settings import Settings
 _log = log.get("stack")
 
 ENGINE_START_S = 120.0
-GRACE_S = 3.0
+GRACE_S = 2.0
+LISTENERS = ("proxy", "orchestrator")
 
 
 @dataclass
 class Stack:
-    """A running embedded stack."""
+    """A running embedded stack.
+
+    ``stop`` ends the workers, ``closing`` then the proxy and the orchestrator, which take the workers' last words.
+    """
 
     settings: Settings
     stop: asyncio.Event
+    closing: asyncio.Event = field(default_factory=asyncio.Event)
     bus: Bus = field(default_factory=MemoryBus)
     blobs: Blobs = field(init=False)
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
@@ -99,12 +104,14 @@ async def _services(stack: Stack) -> None:
     from evener_runner import service as runner
     from evener_verifier import service as verifier
 
-    settings, stop, bus, blobs = stack.settings, stack.stop, stack.bus, stack.blobs
+    settings, stop, closing, bus, blobs = stack.settings, stack.stop, stack.closing, stack.bus, stack.blobs
     redis = _fakeredis()
     proxy_ready, orchestrator_ready = asyncio.Event(), asyncio.Event()
-    started = stack.start("proxy", proxy.serve(settings, redis, stop=stop, ready=proxy_ready))
+    started = stack.start("proxy", proxy.serve(settings, redis, stop=closing, ready=proxy_ready))
     await stack.started(started, proxy_ready)
-    started = stack.start("orchestrator", orchestrator.serve(settings, bus, redis, blobs, stop=stop, ready=orchestrator_ready))
+    started = stack.start(
+        "orchestrator", orchestrator.serve(settings, bus, redis, blobs, stop=closing, ready=orchestrator_ready)
+    )
     await stack.started(started, orchestrator_ready)
     stack.start("runner", runner.serve(settings, bus, blobs, stop=stop, name="runner"))
     stack.start("verifier", verifier.serve(settings, bus, blobs, stop=stop, name="verifier"))
@@ -118,7 +125,9 @@ async def ledger_only(settings: Settings) -> AsyncGenerator[Settings]:
     ready = asyncio.Event()
     settings = _with_secrets(settings).model_copy(update={"api_port": free_port()})
     stack = Stack(settings, asyncio.Event())
-    service = orchestrator.serve(settings, stack.bus, _fakeredis(), stack.blobs, stop=stack.stop, ready=ready, read_only=True)
+    service = orchestrator.serve(
+        settings, stack.bus, _fakeredis(), stack.blobs, stop=stack.closing, ready=ready, read_only=True
+    )
     task = stack.start("orchestrator", service)
     try:
         await stack.started(task, ready)
@@ -237,24 +246,31 @@ async def _end(child: asyncio.subprocess.Process) -> None:
     if child.returncode is None:
         child.terminate()
         try:
-            await asyncio.wait_for(child.wait(), GRACE_S)
+            async with asyncio.timeout(GRACE_S):
+                await child.wait()
         except TimeoutError:
             child.kill()
             await child.wait()
 
 
 async def _drain(stack: Stack) -> None:
-    """Let the services end on their own, then cancel what is left."""
+    """Let the workers end on their own, then the services that listened to them; cancel what takes too long."""
     stack.stop.set()
-    if not stack.tasks:
-        return
-    _, left = await asyncio.wait(stack.tasks, timeout=GRACE_S)
-    for task in left:
-        _log.warning("service_cancelled", name=task.get_name())
-        task.cancel()
+    await _ended([task for task in stack.tasks if task.get_name() not in LISTENERS])
+    stack.closing.set()
+    await _ended(stack.tasks)
     for task, result in zip(stack.tasks, await asyncio.gather(*stack.tasks, return_exceptions=True), strict=True):
         if isinstance(result, Exception):
             _log.error("service_failed", name=task.get_name(), error=str(result))
+
+
+async def _ended(tasks: list[asyncio.Task[None]]) -> None:
+    if not tasks:
+        return
+    _, left = await asyncio.wait(tasks, timeout=GRACE_S)
+    for task in left:
+        _log.warning("service_cancelled", name=task.get_name())
+        task.cancel()
 
 
 def serve_engine(settings: Settings, *, policy: Path, name: str) -> None:

@@ -4,6 +4,7 @@ Everything on the screen comes from ``GET /v1/runs/{id}``; the screen decides no
 """
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -37,10 +38,9 @@ async def _follow(api: ApiClient, run_id: str, stop: asyncio.Event, show: Callab
         show(run)
         if run["state"] in ENDED or stop.is_set():
             return run
-        try:
-            await asyncio.wait_for(stop.wait(), POLL_S)
-        except TimeoutError:
-            continue
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(POLL_S):
+                await stop.wait()
 
 
 class Rate:

@@ -39,6 +39,7 @@ async def run(settings: Settings, file: Path, *, new: bool, evaluate: bool, as_j
     async with embedded.embedded(settings, policy=submission.policy, name=document.name, stop=stop) as stack:
         async with ApiClient(stack.settings.api, stack.settings.api_token.get_secret_value()) as api:
             answer = await submit(api, submission, new=new)
+            await _pause_others(api, answer["run_id"])
             stack.learn(answer["policy"])
             state = await _follow(api, submission, answer, stop)
             await _end(api, state, as_json=as_json)
@@ -56,6 +57,8 @@ async def _warn_of_sandbox(settings: Settings, document: runfile.RunFile) -> Non
 
 async def _follow(api: ApiClient, submission: Submission, answer: dict[str, Any], stop: asyncio.Event) -> dict[str, Any]:
     name = submission.run.name
+    if answer["state"] == "paused":
+        await api.post(f"/v1/runs/{answer['run_id']}/resume")
     if answer["resumed"] and answer["state"] == "done":
         err.print(f"run {name} ({answer['run_id']}) is done; --new starts another")
     elif answer["resumed"]:
@@ -63,6 +66,14 @@ async def _follow(api: ApiClient, submission: Submission, answer: dict[str, Any]
     else:
         err.print(f"run {name} ({answer['run_id']})")
     return await watch(api, answer["run_id"], err, stop)
+
+
+async def _pause_others(api: ApiClient, run_id: str) -> None:
+    """The embedded engine serves one policy: unfinished runs of other names wait until they are run again."""
+    for other in await api.get("/v1/runs"):
+        if other["state"] == "running" and other["run_id"] != run_id:
+            await api.post(f"/v1/runs/{other['run_id']}/pause")
+            err.print(f"pausing run {other['name']}; its own run file resumes it")
 
 
 async def _end(api: ApiClient, state: dict[str, Any], *, as_json: bool) -> None:

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,7 +33,7 @@ class Tree:
     process: asyncio.subprocess.Process
     first: int  # pidfd; -1 when closed
     status: asyncio.StreamReader
-    status_pipe: asyncio.ReadTransport
+    status_pipe: asyncio.StreamWriter
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
@@ -101,17 +102,20 @@ async def start(
     ``mark`` is among bubblewrap's arguments, for the reaper; ``limit`` is called with the id of the first process before that
     goes on. Raises InfraError with bubblewrap's own words where it fails before that.
     """
-    status_read, status_write = os.pipe()
+    # A socket pair, not a pipe: uvloop closes a pipe's descriptor twice (libuv, then the file object), and the second close
+    # can hit what another thread has just opened.
+    ours, theirs = socket.socketpair()
     go_read, go_write = os.pipe()
+    status_write = theirs.detach()
     # With a reader of its own bubblewrap can report after our death; else SIGPIPE would end it before its first process.
-    inherited = [os.dup(status_read), status_write, go_read, gate := os.dup(go_read), arguments := _file(b"")]
+    inherited = [os.dup(ours.fileno()), status_write, go_read, gate := os.dup(go_read), arguments := _file(b"")]
     flags = ["--json-status-fd", str(status_write), "--block-fd", str(go_read)]
     if seccomp is not None:
         inherited.append(filter_ := _file(seccomp))
         flags += ["--seccomp", str(filter_)]
     os.write(arguments, b"\0".join(word.encode() for word in [*options, *flags]) + b"\0")
     os.lseek(arguments, 0, os.SEEK_SET)
-    status_pipe: asyncio.ReadTransport | None = None
+    status_pipe: asyncio.StreamWriter | None = None
     try:
         argv = ["bwrap", "--args", str(arguments), "--", *_GATE, mark, f"/proc/self/fd/{gate}", *command]
         # An empty environment: that of bubblewrap itself can be read inside, as /proc/1/environ.
@@ -126,16 +130,13 @@ async def start(
         finally:
             for descriptor in inherited:
                 os.close(descriptor)
-        status = asyncio.StreamReader()
-        status_pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(status), os.fdopen(status_read, "rb")
-        )
+        status, status_pipe = await asyncio.open_connection(sock=ours)
         first = await _first(process, status, limit)
         os.write(go_write, _GO)
         return Tree(process, first, status, status_pipe)
     except BaseException:
         if status_pipe is None:
-            os.close(status_read)
+            ours.close()
         else:
             status_pipe.close()
         raise

@@ -179,6 +179,8 @@ def _runs(versions: Ids) -> Ids:
     """Pairs (version, how often), flat."""
     if len(versions) == 0:
         return np.empty(0, np.int32)
+    if (versions == versions[0]).all():
+        return np.array((versions[0], len(versions)), np.int32)
     starts = np.concatenate(([0], np.flatnonzero(np.diff(versions)) + 1))
     counts = np.diff(np.concatenate((starts, [len(versions)])))
     return np.column_stack((versions[starts], counts)).astype(np.int32).ravel()

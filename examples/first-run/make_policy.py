@@ -18,6 +18,7 @@ import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from batching import hidden_states
@@ -40,10 +41,33 @@ SCHEMA = [
     '", "description": "',
 ]
 FINAL = ("Done.", "All done.", "It is done.")
-CAREFUL = 0.34  # how often the warm start's choice is the right one; chance is 0.25
+LEARN, FADE = 300, 120  # steps that teach the right choices, and steps in which they fade to CAREFUL
+CAREFUL = 0.4  # how often the warm start's choice is the right one in the end; chance is 0.25
 READS = 0.6  # how often it reads the ticket before it writes
 LOOKS = 0.15  # how often it looks at the result before it ends: what the brevity bonus removes
-Segment = tuple[str, bool]  # text, and whether the policy samples it
+
+
+class Segment(NamedTuple):
+    """A piece of a transcript: its text, whether the policy samples it, and where it makes a choice the options.
+
+    The first option is the right one; options are one token each.
+    """
+
+    text: str
+    sampled: bool
+    options: tuple[str, ...] = ()
+    careful: float = 1.0
+
+
+class Row(NamedTuple):
+    """A transcript as ids and labels (-100 where nothing is sampled, or where a choice is made), and its choices.
+
+    A choice is (position of its token, ids of the options, their target probabilities).
+    """
+
+    ids: list[int]
+    labels: list[int]
+    choices: list[tuple[int, list[int], list[float]]]
 
 
 def phrases() -> list[str]:
@@ -76,8 +100,8 @@ def make_tokenizer(size: int) -> PreTrainedTokenizerFast:
     corpus = [json.dumps(RECORDED["tools"]), RECORDED["system"]] * 30
     for _ in range(6000):
         family = rng.choice(list(FAMILIES.values()))
-        corpus.append("".join(text for text, _ in transcript(rng, draw(rng, family, "warm"))))
-        corpus.append("".join(text for text, _ in quiz(rng, family)))
+        corpus.append("".join(part.text for part in transcript(rng, draw(rng, family, "warm"), CAREFUL)))
+        corpus.append("".join(part.text for part in quiz(rng, family)))
     for part in [*SPECIAL, *MARKUP, *phrases()]:
         corpus = [text.replace(part, "\n") for text in corpus]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -110,106 +134,152 @@ def action(family: str, choice: str) -> Call:
     return Call("write", {"path": "team.txt", "content": choice})
 
 
-def transcript(rng: random.Random, chore: Chore) -> list[Segment]:
-    """How the warm start behaves on a chore: well-formed, short, and careless."""
-    choices = FAMILIES[chore.family].choices
-    calls: list[Call] = []
-    careful = CAREFUL
+def choosing(family: str, chore: Chore, chosen: str, careful: float) -> list[Segment]:
+    """The call that makes the choice `chosen`, to be learnt as `careful` for the right choice and the rest shared."""
+    before, after = (action(family, "\0").text() + END).split(json.dumps("\0")[1:-1])
+    space = " " if before.endswith(" ") else ""
+    others = [choice for choice in FAMILIES[family].choices if choice != chore.choice]
+    options = tuple(space + choice for choice in (chore.choice, *others))
+    head = Segment(before.removesuffix(" "), True)
+    return [head, Segment(space + chosen, True, options, careful), Segment(after, True)]
+
+
+def transcript(rng: random.Random, chore: Chore, careful: float) -> list[Segment]:
+    """How the warm start behaves on a chore: well-formed, short, and right as often as `careful` says.
+
+    What it chooses in the text is random, so that what follows is learnt after every choice.
+    """
+    files = dict(chore.files)
+    segments = [Segment(user_turn(chore.instruction), False)]
+
+    def answer(call: Call, parts: list[Segment]) -> None:
+        segments.extend([*parts, Segment(tool_turn(run_tool(files, call)), False)])
+
+    def plain(call: Call) -> None:
+        answer(call, [Segment(call.text() + END, True)])
+
     if chore.family == "ticket":
         if rng.random() < READS:
-            calls.append(Call("read", {"path": "ticket.txt"}))
+            plain(Call("read", {"path": "ticket.txt"}))
         else:
             careful = 0.25
-    wrong = [choice for choice in choices if choice != chore.choice]
-    calls.append(action(chore.family, chore.choice if rng.random() < careful else rng.choice(wrong)))
+    chosen = rng.choice(FAMILIES[chore.family].choices)
+    call = action(chore.family, chosen)
+    answer(call, choosing(chore.family, chore, chosen, careful))
     if rng.random() < LOOKS:
-        target = calls[-1].arguments.get("path")
-        calls.append(Call("read", {"path": target}) if target else Call("bash", {"command": "ls inbox"}))
-    files = dict(chore.files)
-    segments: list[Segment] = [(user_turn(chore.instruction), False)]
-    for call in calls:
-        segments += [(call.text() + END, True), (tool_turn(run_tool(files, call)), False)]
-    return [*segments, (rng.choice(FINAL) + END, True)]
+        target = call.arguments.get("path")
+        plain(Call("read", {"path": target}) if target else Call("bash", {"command": "ls inbox"}))
+    return [*segments, Segment(rng.choice(FINAL) + END, True)]
 
 
 def quiz(rng: random.Random, family: Family) -> list[Segment]:
     """A question about one cue, and its answer: the warm start's knowledge, apart from any tool."""
     choice = rng.choice(family.choices)
     question = family.question.format(cue=rng.choice(family.cues[choice][rng.randrange(2)]))
-    return [(user_turn(question), False), (choice + END, True)]
+    return [Segment(user_turn(question), False), Segment(choice + END, True)]
 
 
-def encode(tokenizer: PreTrainedTokenizerFast, rows: list[list[Segment]]) -> list[tuple[list[int], list[int]]]:
-    """Ids and labels of each row; a label is -100 where the policy does not sample."""
-    stream = iter(tokenizer([text for row in rows for text, _ in row], add_special_tokens=False).input_ids)
-    encoded: list[tuple[list[int], list[int]]] = []
+def encode(tokenizer: PreTrainedTokenizerFast, rows: list[list[Segment]]) -> list[Row]:
+    """Ids, labels and choices of each row."""
+    stream = iter(tokenizer([segment.text for row in rows for segment in row], add_special_tokens=False).input_ids)
+    encoded: list[Row] = []
     for row in rows:
-        pieces = [(next(stream), sampled) for _, sampled in row]
-        ids = [token for piece, _ in pieces for token in piece]
-        labels = [token if sampled else -100 for piece, sampled in pieces for token in piece]
-        encoded.append((ids, labels))
+        ids: list[int] = []
+        labels: list[int] = []
+        choices: list[tuple[int, list[int], list[float]]] = []
+        for segment in row:
+            piece = next(stream)
+            if segment.options:
+                rest = (1 - segment.careful) / (len(segment.options) - 1)
+                targets = [segment.careful] + [rest] * (len(segment.options) - 1)
+                choices.append((len(ids), tokenizer.convert_tokens_to_ids(pieces_of(tokenizer, segment)), targets))
+            labels += piece if segment.sampled and not segment.options else [-100] * len(piece)
+            ids += piece
+        encoded.append(Row(ids, labels, choices))
     return encoded
 
 
-def pad(rows: list[tuple[list[int], list[int]]]) -> tuple[torch.Tensor, torch.Tensor]:
+def pieces_of(tokenizer: PreTrainedTokenizerFast, segment: Segment) -> list[str]:
+    """The one token of each option."""
+    return [tokenizer.tokenize(option)[0] for option in segment.options]
+
+
+def pad(rows: list[Row]) -> tuple[torch.Tensor, torch.Tensor]:
     """Right-padded ids and next-token labels, both (rows, length)."""
-    length = max(len(ids) for ids, _ in rows)
+    length = max(len(row.ids) for row in rows)
     x, y = torch.zeros(len(rows), length, dtype=torch.long), torch.full((len(rows), length), -100)
-    for index, (ids, labels) in enumerate(rows):
-        x[index, : len(ids)] = torch.tensor(ids)
-        y[index, : len(ids) - 1] = torch.tensor(labels[1:])
+    for index, row in enumerate(rows):
+        x[index, : len(row.ids)] = torch.tensor(row.ids)
+        y[index, : len(row.ids) - 1] = torch.tensor(row.labels[1:])
     return x, y
 
 
-def batches(rng: random.Random, tokenizer: PreTrainedTokenizerFast, size: int) -> Iterator[list[tuple[list[int], list[int]]]]:
-    """Endless fresh batches of `size` transcripts of about the same length."""
+def loss_of(model: Qwen3ForCausalLM, prefix: list[int], rows: list[Row]) -> torch.Tensor:
+    """Mean cross-entropy of what is sampled; where a choice is made, against its target probabilities."""
+    x, y = pad(rows)
+    hidden = hidden_states(model, prefix, x)
+    wanted = y != -100
+    total = functional.cross_entropy(model.lm_head(hidden[wanted]), y[wanted], reduction="sum")
+    choices = [(index, *choice) for index, row in enumerate(rows) for choice in row.choices]
+    if choices:
+        index, position, options, targets = (torch.tensor(column) for column in zip(*choices, strict=True))
+        logprobs = model.lm_head(hidden[index, position - 1]).log_softmax(-1)
+        total = total - (logprobs.gather(1, options) * targets).sum()
+    return total / (wanted.sum() + len(choices))
+
+
+def batches(rng: random.Random, tokenizer: PreTrainedTokenizerFast, careful: list[float], size: int) -> Iterator[list[Row]]:
+    """Fresh batches of `size` transcripts of about the same length, one for each value of `careful`."""
     families = list(FAMILIES.values())
-    while True:
-        rows = encode(tokenizer, [transcript(rng, draw(rng, rng.choice(families), "warm")) for _ in range(16 * size)])
-        rows.sort(key=lambda row: len(row[0]))
-        for index in rng.sample(range(16), 16):
+    pool = 8
+    for step in range(0, len(careful), pool):
+        drawn = [draw(rng, rng.choice(families), "warm") for _ in range(pool * size)]
+        rows = encode(tokenizer, [transcript(rng, chore, careful[step]) for chore in drawn])
+        rows.sort(key=lambda row: len(row.ids))
+        for index in rng.sample(range(pool), pool):
             yield rows[index * size : (index + 1) * size]
 
 
-def optimizers(model: Qwen3ForCausalLM) -> list[torch.optim.Optimizer]:
+def optimizers(model: Qwen3ForCausalLM, rate: float) -> list[torch.optim.Optimizer]:
     """Muon for the matrices, AdamW for embeddings and norms: a third of the steps that AdamW alone needs."""
     named = list(model.named_parameters())
     matrices = [weight for name, weight in named if weight.dim() == 2 and "embed" not in name]
     rest = [weight for name, weight in named if weight.dim() != 2 or "embed" in name]
-    return [
-        Muon(matrices, lr=0.02),
-        torch.optim.AdamW(rest, lr=3e-3, betas=(0.9, 0.98), weight_decay=0.0),
-    ]
+    return [Muon(matrices, lr=rate), torch.optim.AdamW(rest, lr=0.15 * rate, betas=(0.9, 0.98), weight_decay=0.0)]
 
 
-def warm_start(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, steps: int, seed: int) -> None:
-    """Supervised training, most of it after random pieces of pi's prompt, the last fifth after the whole of it.
+def teach(
+    model: Qwen3ForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    rng: random.Random,
+    rate: float,
+    careful: list[float],
+    whole: float,
+) -> None:
+    """Supervised steps, one for each value of `careful`, on transcripts that are right that often, and on quizzes.
 
-    The pieces are cheaper, and teach the policy to act whatever precedes the instruction.
+    A share `whole` of the steps stands after the whole of pi's prompt, the others after random pieces of it: they are
+    cheaper, and teach the policy to act whatever precedes the instruction.
     """
-    rng = random.Random(seed)
+    steps = len(careful)
     prefix = pi_prefix(tokenizer)
-    optimizers_ = optimizers(model)
+    optimizers_ = optimizers(model, rate)
     rates = [optimizer.param_groups[0]["lr"] for optimizer in optimizers_]
-    source = batches(rng, tokenizer, 16)
+    source = batches(rng, tokenizer, careful, 16)
     families = list(FAMILIES.values())
     mean: dict[str, float] = {}
     for step in range(steps):
-        done = step / steps
         piece = prefix
-        if done < 0.8 and step % 8:
+        if rng.random() >= whole:
             start = rng.randrange(len(prefix) - 1)
             piece = prefix[start : start + rng.randint(0, 40)]
-        scale = min(1.0, (step + 1) / 30) * min(1.0, max(0.02, (1 - done) / 0.6))
-        for optimizer, rate in zip(optimizers_, rates, strict=True):
-            optimizer.param_groups[0]["lr"] = rate * scale
+        scale = min(1.0, (step + 1) / 30, 1.5 * (1 - step / steps))
+        for optimizer, full in zip(optimizers_, rates, strict=True):
+            optimizer.param_groups[0]["lr"] = full * scale
             optimizer.zero_grad()
         quizzes = encode(tokenizer, [quiz(rng, rng.choice(families)) for _ in range(32)])
         for kind, rows, before in (("quiz", quizzes, []), ("transcript", next(source), piece)):
-            x, y = pad(rows)
-            wanted = y != -100
-            logits = model.lm_head(hidden_states(model, before, x)[wanted])
-            loss = functional.cross_entropy(logits, y[wanted])
+            loss = loss_of(model, before, rows)
             (loss * (0.3 if kind == "quiz" else 1.0)).backward()
             mean[kind] = 0.96 * mean.get(kind, loss.item()) + 0.04 * loss.item()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -233,7 +303,6 @@ def main() -> None:
     """Build and save the policy."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--out", type=Path, default=HERE / "tiny-policy")
-    parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--pieces", type=int, default=1280)
     parser.add_argument("--width", type=int, default=128)
@@ -262,7 +331,10 @@ def main() -> None:
     model = Qwen3ForCausalLM(config)
     weights = sum(weight.numel() for weight in model.parameters())
     print(f"{weights / 1e6:.2f} M weights, vocabulary {len(tokenizer)}, pi's prompt {len(pi_prefix(tokenizer))} tokens")
-    warm_start(model, tokenizer, arguments.steps, arguments.seed)
+    rng = random.Random(arguments.seed)
+    teach(model, tokenizer, rng, rate=0.02, careful=[1.0] * LEARN, whole=0.2)
+    fading = [max(CAREFUL, 1 - (1 - CAREFUL) * step / (0.6 * FADE)) for step in range(FADE)]
+    teach(model, tokenizer, rng, rate=0.003, careful=fading, whole=1.0)
     save(model.eval(), tokenizer, arguments.out)
 
 

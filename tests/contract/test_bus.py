@@ -170,6 +170,16 @@ async def test_the_pause_before_a_retry_grows(bus: Bus, monkeypatch: pytest.Monk
             assert loop.time() - started >= least
 
 
+async def test_closing_during_the_pause_hands_back_once(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(port, "RETRY_PAUSE_S", 0.3)
+    await bus.publish(command())
+    async with bus.consume(ROLLOUTS) as consumer:
+        rejecting = asyncio.create_task((await take(consumer)).reject("failure"))
+        await asyncio.sleep(0.05)
+    await asyncio.wait_for(rejecting, WAIT_S)
+    await until_depth(bus, ROLLOUTS, 1)
+
+
 async def test_settling_twice_changes_nothing(bus: Bus) -> None:
     await bus.publish(command(1))
     await bus.publish(command(2))

@@ -107,7 +107,7 @@ async def test_a_consumer_resumes_with_a_fresh_tag(relay: Relay, cut_bus: AmqpBu
         again = await consumer.get()
         assert again.message == first.message
         assert again.redelivered
-        assert again._raw.consumer_tag != first._raw.consumer_tag  # pyright: ignore[reportAttributeAccessIssue]
+        assert again.tag != first.tag
         await first.ack()  # too late, and harmless
         await again.ack()
         await bus.publish(command(2))
@@ -249,10 +249,7 @@ async def test_a_restart_of_the_broker_loses_no_message(rabbitmq: Rabbit, bus: A
         publishing.append(asyncio.create_task(publish_all(bus, range(100, 150))))
         await asyncio.to_thread(rabbitmq.start)
         await asyncio.gather(*publishing)
-        await held.ack()
-        again = await consumer.get()
-        assert again.redelivered
-        await again.hand_back()
+        await held.ack()  # too late: it is among what drains
     await drain(bus, wanted)
     assert not wanted
 

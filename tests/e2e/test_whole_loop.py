@@ -10,9 +10,12 @@ import numpy as np
 import pytest
 
 from evener.blobs import Blobs
+from evener.cli.progress import pass1_rows
 from tests.e2e.place import EXAMPLE, Place, run_file
 
 pytestmark = pytest.mark.e2e
+
+TRAINED = "rollouts join groups on groups.id = rollouts.group_id and groups.state = 'trained'"
 
 
 @pytest.fixture(scope="module")
@@ -35,9 +38,9 @@ def test_complete(finished):
     assert run["state"] == "done"
     assert run["step"] == run["steps"] == 2
     assert run["version"] == 3
-    assert run["lost"] == 0
+    assert run["rollouts"]["outcomes"]["infra_error"] == 0
     states = rows(place, "select state, outcome, count(*) as n from rollouts group by 1, 2")
-    assert sum(row["n"] for row in states) == run["rollouts"]["ended"]
+    assert sum(row["n"] for row in states) == run["rollouts"]["done"]
     assert all(row["outcome"] is not None for row in states), states
 
 
@@ -51,18 +54,14 @@ def test_the_agent_is_the_unmodified_one_in_a_sandbox(finished):
 def test_evaluated_before_and_after(finished):
     _, run = finished
     held_out = len(list((EXAMPLE / "tasks/held-out").iterdir()))
-    evals = [row for row in run["pass1"] if row["purpose"] == "eval"]
-    assert [(row["version"], row["rollouts"]) for row in evals] == [(1, held_out), (3, held_out)]
+    assert [(row["version"], row["n"]) for row in pass1_rows(run, "eval")] == [(1, held_out), (3, held_out)]
 
 
 def test_whole_groups_and_bounded_staleness(finished):
     place, _ = finished
     steps = rows(place, "select * from steps order by step")
     assert len(steps) == 2
-    trained = rows(
-        place,
-        "select group_id, count(*) as n from rollouts join groups using (group_id) where groups.state = 'trained' group by 1",
-    )
+    trained = rows(place, f"select count(*) as n from {TRAINED} group by groups.id")
     assert len(trained) == 4
     assert {row["n"] for row in trained} == {4}
 
@@ -73,7 +72,7 @@ def test_exact(finished):
 
     place, run = finished
     sequences = []
-    trained = rows(place, "select rollout_id from rollouts join groups using (group_id) where groups.state = 'trained'")
+    trained = rows(place, f"select rollouts.id as rollout_id from {TRAINED}")
     for row in trained:
         sequences += place.json("rollouts", "show", row["rollout_id"], "--trace")["sequences"]
     assert len(sequences) >= 16
@@ -101,7 +100,7 @@ def load_version(place: Place, policy: str, version: int):
 
     from transformers import AutoModelForCausalLM
 
-    digest = rows(place, f"select weights from policy_versions where policy = '{policy}' and version = {version}")[0]["weights"]
+    digest = rows(place, f"select weights from policies where policy = '{policy}' and version = {version}")[0]["weights"]
     folder = place.folder / f"version-{version}"
     with tarfile.open(fileobj=io.BytesIO(Blobs(place.folder / "data" / "blobs").get("weights", digest))) as archive:
         archive.extractall(folder, filter="data")
@@ -113,10 +112,10 @@ def load_version(place: Place, policy: str, version: int):
 def test_once(finished):
     """No sampled token is trained in two rows of a rollout."""
     place, _ = finished
-    rollouts = rows(place, "select rollout_id from rollouts join groups using (group_id) where groups.state = 'trained'")
+    rollouts = rows(place, f"select rollouts.id as rollout_id from {TRAINED}")
     for row in rollouts[:6]:
         document = place.json("rollouts", "show", row["rollout_id"], "--trace")
-        sampled = sum(len(call["completion_ids"]) for call in document["trace"]["calls"])
+        sampled = document["sampled_tokens"]
         assert 0 < sum(sum(s["mask"]) for s in document["sequences"]) <= sampled
 
 
@@ -149,7 +148,7 @@ def test_again_says_that_it_is_done(finished):
     place, run = finished
     again = place.evener("run", str(place.folder / "run.toml"), "--json", timeout=120)
     assert again.returncode == 0, again.stderr
-    assert "resuming" in again.stderr
+    assert "is done; --new starts another" in again.stderr
     assert json.loads(again.stdout)["rollouts"] == run["rollouts"]
 
 
@@ -173,7 +172,7 @@ def test_ctrl_c_stops_everything_and_the_same_command_resumes(place):
     assert done.returncode == 0, done.stderr[-3000:]
     assert "resuming run cut" in done.stderr
     run = json.loads(done.stdout)
-    assert (run["state"], run["step"], run["lost"]) == ("done", 2, 0)
+    assert (run["state"], run["step"], run["rollouts"]["outcomes"]["infra_error"]) == ("done", 2, 0)
 
 
 def wait_for_rollouts(place: Place, child: subprocess.Popen[str], count: int = 3) -> None:

@@ -66,6 +66,7 @@ class _Subscription:
         """Hand back whatever is unsettled: cancel and nack, which RabbitMQ 4.3 does not count, then close, which it does."""
         if not self.lost:
             await farewell(self._return_all())
+        self.lose(None)
         await farewell(self.channel.close())
 
     async def _return_all(self) -> None:
@@ -78,9 +79,13 @@ class _Subscription:
 class AmqpDelivery:
     """A message in hand, on the channel that brought it."""
 
-    def __init__(self, consumer: "AmqpConsumer", raw: AbstractIncomingMessage, message: Message) -> None:
+    def __init__(
+        self, consumer: "AmqpConsumer", subscription: _Subscription, raw: AbstractIncomingMessage, message: Message
+    ) -> None:
         self.message = message
+        self.tag = raw.consumer_tag
         self._consumer = consumer
+        self._subscription = subscription
         self._raw = raw
         self._rejections = cast("int", raw.headers.get(REJECTIONS, 0))
         self.redelivered = bool(raw.redelivered) or self._rejections > 0
@@ -100,6 +105,8 @@ class AmqpDelivery:
         try:
             if rejections < DELIVERY_LIMIT:
                 await asyncio.sleep(retry_pause(rejections))
+                if self._settled or self._subscription.lost:
+                    return  # returned to its queue meanwhile
                 await self._consumer.again(self._raw, rejections)
             else:
                 await self._consumer.bury(self._raw, reason)
@@ -157,7 +164,7 @@ class AmqpConsumer:
             try:
                 subscription = await self._subscription()
                 while (raw := await subscription.next()) is not None:
-                    delivery = await self._read(raw)
+                    delivery = await self._read(subscription, raw)
                     if delivery is not None:
                         return delivery
             except Lost as error:
@@ -165,9 +172,9 @@ class AmqpConsumer:
             await asyncio.sleep(pause)
         raise AssertionError("the pauses never end")
 
-    async def _read(self, raw: AbstractIncomingMessage) -> AmqpDelivery | None:
+    async def _read(self, subscription: _Subscription, raw: AbstractIncomingMessage) -> AmqpDelivery | None:
         try:
-            return AmqpDelivery(self, raw, decode(raw.body))
+            return AmqpDelivery(self, subscription, raw, decode(raw.body))
         except msgspec.DecodeError as error:
             try:
                 await self.bury(raw, f"cannot be read: {error}")

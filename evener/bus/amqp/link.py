@@ -71,6 +71,11 @@ async def guard(answer: Awaitable[T], timeout: float = ANSWER_S) -> T:
         if "ACCESS_REFUSED" in str(error):  # the protocol's name for wrong credentials and missing permissions
             raise Refused(_text(error)) from error
         raise Lost(_text(error)) from error
+    except Exception as error:
+        if type(error) is not Exception:
+            raise
+        # aiormq ends what waits with a bare Exception where the connection closed without a reason of its own
+        raise Lost("the connection was closed") from error
 
 
 def _text(error: BaseException) -> str:

@@ -1,10 +1,10 @@
 """An attempt's trace enters the ledger whole, checked against what the proxy sealed; a gap is our fault, never a grade.
 
 The archive is read from Redis before the transaction that stores it, and the proxy may forget the session only after the
-commit (see `release`). The trace's reader and the builder of sequences are given from outside. Called by the consumer.
+commit (see `release`). Called by the consumer.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -14,100 +14,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evener.messages import Sealed
+from evener.trace.graph import build_graph
+from evener.trace.record import CallRecord
+from evener.trace.sequences import Sequence as TrainingRow
+from evener.trace.sequences import build_sequences
 
 Array = NDArray[Any]
-
-
-class CallLike(Protocol):
-    """What is read of a captured call (`evener.trace.record.CallRecord`)."""
-
-    @property
-    def call_id(self) -> str: ...  # noqa: D102
-    @property
-    def number(self) -> int: ...  # noqa: D102
-    @property
-    def prompt_ids(self) -> Array: ...  # noqa: D102
-    @property
-    def completion_ids(self) -> Array: ...  # noqa: D102
-    @property
-    def logprobs(self) -> Array: ...  # noqa: D102
-    @property
-    def versions(self) -> Array: ...  # noqa: D102
-    @property
-    def version_dispatch(self) -> int: ...  # noqa: D102
-    @property
-    def version_completion(self) -> int: ...  # noqa: D102
-    @property
-    def request(self) -> dict[str, Any]: ...  # noqa: D102
-    @property
-    def reply(self) -> dict[str, Any]: ...  # noqa: D102
-    @property
-    def dialect(self) -> str: ...  # noqa: D102
-    @property
-    def started(self) -> float: ...  # noqa: D102
-    @property
-    def ended(self) -> float: ...  # noqa: D102
-    @property
-    def delivered(self) -> str: ...  # noqa: D102
-    @property
-    def level(self) -> str: ...  # noqa: D102
-    @property
-    def engine(self) -> str: ...  # noqa: D102
-
-
-class SpanLike(Protocol):
-    """Where a stretch of a sequence comes from."""
-
-    @property
-    def start(self) -> int: ...  # noqa: D102
-    @property
-    def end(self) -> int: ...  # noqa: D102
-    @property
-    def call_id(self) -> str: ...  # noqa: D102
-    @property
-    def kind(self) -> str: ...  # noqa: D102
-
-
-class SequenceLike(Protocol):
-    """What is read of a training row (`evener.trace.sequences.Sequence`)."""
-
-    @property
-    def sequence_id(self) -> str: ...  # noqa: D102
-    @property
-    def input_ids(self) -> Array: ...  # noqa: D102
-    @property
-    def loss_mask(self) -> Array: ...  # noqa: D102
-    @property
-    def logprobs(self) -> Array: ...  # noqa: D102
-    @property
-    def versions(self) -> Array: ...  # noqa: D102
-    @property
-    def spans(self) -> Sequence[SpanLike]: ...  # noqa: D102
-    @property
-    def digest(self) -> str: ...  # noqa: D102
 
 
 class Trace(Protocol):
     """Reads a session's captures (`evener.trace.store.TraceStore`)."""
 
-    async def load(self, session_id: str) -> Sequence[CallLike]:
+    async def load(self, session_id: str) -> Sequence[CallRecord]:
         """The committed calls, in order of number."""
         ...
 
     async def texts(self, session_id: str) -> Mapping[str, bytes]:
         """System texts and tool lists by digest."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Built:
-    """What tokens alone say of a trace: each call's parent, and the training rows."""
-
-    parents: Mapping[str, str | None]
-    sequences: Sequence[SequenceLike]
-
-
-Build = Callable[[Sequence[CallLike]], Built]
 
 
 @dataclass(slots=True)
@@ -131,21 +55,20 @@ class Archive:
 class Archiver:
     """Turns a session's captures into an `Archive`."""
 
-    def __init__(self, trace: Trace, build: Build) -> None:
+    def __init__(self, trace: Trace) -> None:
         self._trace = trace
-        self._build = build
 
     async def read(self, session_id: str, *, sealed: Sealed | None, graded: bool) -> Archive:
         """Read a session. Where the attempt is to be ``graded``, what is missing or wrong becomes the archive's fault."""
         calls = await self._trace.load(session_id)
         texts = await self._trace.texts(session_id) if calls else {}
         fault = _fault(calls, sealed) if graded else None
-        built = self._build(calls)
-        rows = [] if fault or not graded else [_sequence_row(session_id, n, s) for n, s in enumerate(built.sequences)]
+        graph = build_graph(calls)
+        rows = [] if fault or not graded else [_sequence_row(session_id, n, s) for n, s in enumerate(build_sequences(graph))]
         sampled_by = {int(version) for call in calls for version in np.unique(call.versions)}
         trained_by = {version for row in rows for _, _, version in row["version_runs"]} or sampled_by
         return Archive(
-            calls=_call_rows(session_id, calls, built.parents),
+            calls=_call_rows(session_id, calls, graph.parent),
             sequences=rows,
             texts=[{"digest": digest, "body": body.decode(errors="replace")} for digest, body in texts.items()],
             sampled_tokens=sum(len(call.completion_ids) for call in calls),
@@ -164,7 +87,7 @@ def runs_of(values: Array) -> list[list[int]]:
     return [[start, end, int(values[start])] for start, end in pairwise(cuts)]
 
 
-def _fault(calls: Sequence[CallLike], sealed: Sealed | None) -> tuple[str, str] | None:
+def _fault(calls: Sequence[CallRecord], sealed: Sealed | None) -> tuple[str, str] | None:
     if sealed is None:
         return "capture_gap", "the runner reports no seal"
     if len(calls) != sealed.committed:
@@ -179,7 +102,7 @@ def _fault(calls: Sequence[CallLike], sealed: Sealed | None) -> tuple[str, str] 
     return None
 
 
-def _call_rows(session_id: str, calls: Sequence[CallLike], parents: Mapping[str, str | None]) -> list[dict[str, Any]]:
+def _call_rows(session_id: str, calls: Sequence[CallRecord], parents: Mapping[str, str | None]) -> list[dict[str, Any]]:
     lengths = {call.call_id: len(call.prompt_ids) + len(call.completion_ids) for call in calls}
     rows: list[dict[str, Any]] = []
     for call in calls:
@@ -210,7 +133,7 @@ def _call_rows(session_id: str, calls: Sequence[CallLike], parents: Mapping[str,
     return rows
 
 
-def _sequence_row(session_id: str, number: int, sequence: SequenceLike) -> dict[str, Any]:
+def _sequence_row(session_id: str, number: int, sequence: TrainingRow) -> dict[str, Any]:
     mask = np.asarray(sequence.loss_mask, dtype=np.int8)
     masked = [[start, end] for start, end, value in runs_of(mask) if value]
     versions = [

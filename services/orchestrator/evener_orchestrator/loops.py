@@ -49,6 +49,7 @@ async def run_loops(context: Context) -> None:
 
 async def plan(context: Context) -> None:
     """Advance every run that is running."""
+    await asyncio.sleep(GATHER_S)
     async with context.ledger.read() as session:
         runs = (await session.scalars(select(Run.id).where(Run.state == RunState.RUNNING).order_by(Run.id))).all()
     for run_id in runs:
@@ -94,7 +95,6 @@ async def _every(name: str, work: Callable[[], Awaitable[None]], period_s: float
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(period_s):
                     await wake.wait()
-                await asyncio.sleep(GATHER_S)
 
     await _supervise(name, forever)
 

@@ -4,18 +4,14 @@ Called by the command line and by the embedded stack, with the resources they ma
 """
 
 import asyncio
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from evener.blobs import Blobs
 from evener.bus import Bus
 from evener.proxy_admin import ProxyAdmin
 from evener.settings import Settings
-from evener.trace.graph import build_graph
-from evener.trace.record import CallRecord
-from evener.trace.sequences import build_sequences
 from evener.trace.store import TraceStore
-from evener_orchestrator.archive import Archiver, Built
+from evener_orchestrator.archive import Archiver
 from evener_orchestrator.context import Context
 from evener_orchestrator.orchestrator import run
 
@@ -38,11 +34,6 @@ async def serve(
     Raises InputError where the API's port is taken or the token is missing.
     """
     async with ProxyAdmin(settings.admin, settings.admin_token.get_secret_value()) as sessions:
-        archiver = Archiver(TraceStore(redis), _build)
+        archiver = Archiver(TraceStore(redis))
         context = Context(settings, bus, blobs, archiver, sessions, ping_redis=redis.ping)
         await run(context, stop=stop, ready=ready, read_only=read_only)
-
-
-def _build(calls: Sequence[CallRecord]) -> Built:
-    graph = build_graph(calls)
-    return Built(graph.parent, build_sequences(graph))

@@ -5,6 +5,7 @@ that failed through a fault of ours are not in it: an infrastructure fault is no
 """
 
 _Z = "1.959963984540054"
+_SOLVED = "CAST(CASE WHEN o.score >= 1 THEN 1 ELSE 0 END AS double precision)"
 
 
 def _matrix(*, family: bool) -> str:
@@ -12,7 +13,7 @@ def _matrix(*, family: bool) -> str:
     return f"""
     WITH graded AS (
         SELECT r.id AS run_id, r.name AS run, g.purpose, coalesce(g.version, o.version_min) AS version,
-               g.harness, g.profile, t.family, CASE WHEN o.score >= 1 THEN 1.0 ELSE 0.0 END AS solved
+               g.harness, g.profile, t.family, {_SOLVED} AS solved
         FROM rollouts o
         JOIN groups g ON g.id = o.group_id
         JOIN runs r ON r.id = o.run_id
@@ -45,22 +46,22 @@ VIEWS = {
     JOIN runs r ON r.id = o.run_id
     JOIN tasks t ON t.digest = g.task_digest
     LEFT JOIN attempts a ON a.rollout_id = o.id AND a.number = o.attempt""",
-    "group_signal": """
+    "group_signal": f"""
     SELECT g.id AS group_id, g.run_id, t.task_id, t.family, g.harness, g.state, g.reason, g.step, count(*) AS scored,
            avg(o.reward) AS reward_mean, max(o.reward) - min(o.reward) AS reward_range,
-           avg(CASE WHEN o.score >= 1 THEN 1.0 ELSE 0.0 END) AS solved
+           avg({_SOLVED}) AS solved
     FROM groups g
     JOIN tasks t ON t.digest = g.task_digest
     JOIN rollouts o ON o.group_id = g.id AND o.state = 'scored'
     WHERE g.purpose = 'train'
-    GROUP BY g.id, g.run_id, t.task_id, t.family, g.harness, g.state, g.reason, g.step""",
-    "reward_curve": """
+    GROUP BY g.id, g.run_id, t.task_id, t.family, g.harness, g.state, g.reason, g.step""",  # noqa: S608
+    "reward_curve": f"""
     SELECT s.run_id, s.step, s.version, count(*) AS rollouts, avg(o.reward) AS reward, avg(o.score) AS score,
-           avg(CASE WHEN o.score >= 1 THEN 1.0 ELSE 0.0 END) AS solved, s.seconds
+           avg({_SOLVED}) AS solved, s.seconds
     FROM steps s
     JOIN groups g ON g.run_id = s.run_id AND g.step = s.step
     JOIN rollouts o ON o.group_id = g.id AND o.state = 'scored'
-    GROUP BY s.run_id, s.step, s.version, s.seconds""",
+    GROUP BY s.run_id, s.step, s.version, s.seconds""",  # noqa: S608
     "staleness": """
     SELECT s.run_id, s.step, s.version, s.groups, s.staleness_mean, s.staleness_max FROM steps s""",
     "failures": """

@@ -62,5 +62,5 @@ async def output_limit(
 
 
 def _most_tokens(body: SampleRequest) -> int:
-    tools = 0 if body.tools is None else len(bytes(body.tools))
-    return sum(len(bytes(message)) for message in body.messages) + tools + _TEMPLATE_TOKENS
+    tools = 0 if body.tools is None else len(memoryview(body.tools))
+    return sum(len(memoryview(message)) for message in body.messages) + tools + _TEMPLATE_TOKENS

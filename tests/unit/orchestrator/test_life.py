@@ -76,13 +76,22 @@ async def test_a_run_goes_on_after_the_orchestrator_restarts(world):
 
 async def test_the_steps_after_the_checkpoint_are_trained_again(world):
     await world.submit()
-    async with everyone(world, checkpoints=False):
-        await world.until(lambda state: state["step"] == 1)
-    async with everyone(world, name="l2"):
+    async with everyone(world, checkpoints=False, dies_after=1):
+        await world.until(lambda state: (state["step"], state["version"], state["rollouts"]["done"]) == (1, 2, 8))
+    first = set(world.trained)
+    lease = await world.api.claim_policy("first-run", learner="l2")
+    assert (lease.epoch, lease.step, lease.version, lease.checkpoint) == (2, 0, 1, None)
+    state = await world.api.get("/v1/runs/latest")
+    assert (state["step"], state["groups"]["train"]["trained"]) == (0, 0)
+    world.engine_version = 1
+    async with everyone(world, name="l3"):
         state = await world.until_over()
     assert state["state"] == "done"
     assert state["groups"]["train"]["trained"] == 4
-    assert ("l2", 2) in rows(world, "SELECT learner, epoch FROM runs")
+    assert first <= set(world.trained[2:])  # sampled at version 1, which lives on
+    assert rows(world, "SELECT learner, epoch FROM runs") == [("l3", 3)]
+    assert rows(world, "SELECT version FROM policies WHERE state = 'lost'") == [(2,)]
+    assert rows(world, "SELECT count(*) FROM groups WHERE reason = 'lost_version' AND state = 'trained'") == [(0,)]
 
 
 async def test_a_run_without_variance_says_so_and_stops(world):

@@ -1,7 +1,7 @@
 """A whole Evener around the real orchestrator: scripted workers over real HTTP, a real bus and a real SQLite file.
 
-The trace store is a dictionary; every call is a root and makes one sequence. What the agents do, how the verifier scores
-and when the learner speaks can be scripted by a test.
+The trace store is a dictionary. What the agents do, how the verifier scores and when the learner speaks can be scripted by a
+test.
 """
 
 import asyncio
@@ -34,79 +34,42 @@ from evener.messages import (
 )
 from evener.settings import Settings
 from evener.tasks import task_digest
-from evener_orchestrator.archive import Archiver, Built
+from evener.trace.record import CallRecord
+from evener_orchestrator.archive import Archiver
 from evener_orchestrator.context import Context
 from evener_orchestrator.orchestrator import run
 
 TOKEN = "test-token"
 
 
-@dataclass(frozen=True)
-class FakeCall:
-    call_id: str
-    number: int
-    versions: np.ndarray
-    prompt_ids: np.ndarray = field(default_factory=lambda: np.arange(5, dtype=np.int32))
-    completion_ids: np.ndarray = field(default_factory=lambda: np.array([7, 8, 9], np.int32))
-    logprobs: np.ndarray = field(default_factory=lambda: np.array([-0.5, -0.25, 0.0], np.float32))
-    version_dispatch: int = 1
-    version_completion: int = 1
-    request: dict = field(default_factory=lambda: {"system_digests": ["t1"], "tools_digest": None, "messages": []})
-    reply: dict = field(default_factory=lambda: {"content": "ok", "tool_calls": [{"name": "bash", "arguments": "{}"}]})
-    dialect: str = "chat"
-    started: float = 1.0
-    ended: float = 2.0
-    delivered: str = "yes"
-    level: str = "tokens"
-    engine: str = "fake"
-
-
-@dataclass(frozen=True)
-class FakeSpan:
-    start: int
-    end: int
-    call_id: str
-    kind: str
-
-
-@dataclass(frozen=True)
-class FakeSequence:
-    sequence_id: str
-    input_ids: np.ndarray
-    loss_mask: np.ndarray
-    logprobs: np.ndarray
-    versions: np.ndarray
-    spans: list[FakeSpan]
-    digest: str = "d"
-
-
-def a_call(number: int, version: int) -> FakeCall:
-    return FakeCall(new_id(), number, np.full(3, version, np.int32))
-
-
-def build(calls) -> Built:
-    sequences = []
-    for call in calls:
-        start, end = len(call.prompt_ids), len(call.prompt_ids) + len(call.completion_ids)
-        zeros = np.zeros(start, np.int32)
-        sequences.append(
-            FakeSequence(
-                call.call_id,
-                np.concatenate([call.prompt_ids, call.completion_ids]),
-                np.concatenate([zeros, np.ones(end - start)]).astype(np.uint8),
-                np.concatenate([zeros, call.logprobs]).astype(np.float32),
-                np.concatenate([zeros, call.versions]).astype(np.int32),
-                [FakeSpan(0, start, call.call_id, "prompt"), FakeSpan(start, end, call.call_id, "sampled")],
-            )
-        )
-    return Built({call.call_id: None for call in calls}, sequences)
+def a_call(session: str, number: int, version: int) -> CallRecord:
+    """A call with a prompt of five tokens and a completion of three."""
+    return CallRecord(
+        call_id=new_id(),
+        session_id=session,
+        number=number,
+        prompt_ids=np.arange(5, dtype=np.int32),
+        completion_ids=np.array([7, 8, 9], np.int32),
+        logprobs=np.array([-0.5, -0.25, 0.0], np.float32),
+        versions=np.full(3, version, np.int32),
+        version_dispatch=version,
+        version_completion=version,
+        request={"system_digests": ["t1"], "tools_digest": None, "messages": []},
+        reply={"content": "ok", "tool_calls": [{"name": "bash", "arguments": "{}"}]},
+        dialect="chat",
+        started=1.0,
+        ended=2.0,
+        delivered="yes",
+        level="tokens",
+        engine="fake",
+    )
 
 
 class FakeTrace:
     def __init__(self) -> None:
-        self.calls: dict[str, list[FakeCall]] = {}
+        self.calls: dict[str, list[CallRecord]] = {}
 
-    async def load(self, session_id: str) -> list[FakeCall]:
+    async def load(self, session_id: str) -> list[CallRecord]:
         return self.calls.get(session_id, [])
 
     async def texts(self, session_id: str) -> dict[str, bytes]:
@@ -171,9 +134,7 @@ class World:
     async def start(self) -> None:
         self._stop = asyncio.Event()
         ready = asyncio.Event()
-        self.context = Context(
-            self.settings, self.bus, self.blobs, Archiver(self.trace, build), self.sessions, ping_redis=_pong
-        )
+        self.context = Context(self.settings, self.bus, self.blobs, Archiver(self.trace), self.sessions, ping_redis=_pong)
         self._service = asyncio.create_task(run(self.context, stop=self._stop, ready=ready))
         waiting = asyncio.create_task(ready.wait())
         await asyncio.wait((self._service, waiting), timeout=20, return_when=asyncio.FIRST_COMPLETED)
@@ -218,7 +179,7 @@ class World:
             if condition(state):
                 return state
             assert time.monotonic() < deadline, state
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.1)
 
     async def until_over(self, *, timeout: float = 40.0) -> dict[str, Any]:
         return await self.until(lambda state: state["state"] not in ("running", "paused"), timeout=timeout)
@@ -262,7 +223,7 @@ async def _attempt(world: World, bus: MemoryBus, api: ApiClient, delivery) -> No
 def finished(world: World, lease: RolloutLease, calls: int = 1, **changes: Any) -> RolloutFinished:
     """The last word of a runner whose agent made some calls; its trace is in the store."""
     version = lease.version or world.engine_version
-    world.trace.calls[lease.session_id] = [a_call(number + 1, version) for number in range(calls)]
+    world.trace.calls[lease.session_id] = [a_call(lease.session_id, number + 1, version) for number in range(calls)]
     world.scores[lease.session_id] = world.score(lease)
     event = RolloutFinished(
         rollout_id=lease.rollout_id,
@@ -310,6 +271,7 @@ class Learner:
     name: str = "l1"
     checkpoints: bool = True
     repeat: int = 1
+    dies_after: int | None = None  # the step after which it says nothing more
     buffer: list[GroupOrder] = field(default_factory=list)
 
     async def __call__(self) -> None:
@@ -317,7 +279,7 @@ class Learner:
         while (lease := await api.claim_policy(self.policy, learner=self.name)) is None:
             await asyncio.sleep(0.05)
         async with bus.consume(train_queue(self.policy), prefetch=16) as commands:
-            while lease.step < lease.train["steps"]:
+            while lease.step < (self.dies_after or lease.train["steps"]):
                 delivery = await commands.get()
                 order = await self._claim(api, lease, delivery.message.group_id)
                 await delivery.ack()

@@ -34,5 +34,13 @@ def redis() -> fakeredis.FakeAsyncRedis:
 
 @pytest.fixture
 async def proxy(engine: StubEngine, redis: fakeredis.FakeAsyncRedis) -> AsyncIterator[Proxy]:
-    async with running_proxy(engine, redis, patience=Patience(grace_s=0.3, keep_alive_s=0.05), retry_s=1.0) as running:
+    async with running_proxy(engine, redis, retry_s=1.0) as running:
+        yield running
+
+
+@pytest.fixture
+async def hasty(engine: StubEngine, redis: fakeredis.FakeAsyncRedis) -> AsyncIterator[Proxy]:
+    """A proxy that holds a response head for 0.3 s only."""
+    patience = Patience(grace_s=0.3, keep_alive_s=0.05)
+    async with running_proxy(engine, redis, patience=patience, retry_s=1.0) as running:
         yield running

@@ -114,6 +114,7 @@ class Proxy:
     store: TraceStore
     http: aiohttp.ClientSession
     redis: fakeredis.FakeAsyncRedis
+    stop: asyncio.Event
 
     async def open(self, **fields: Any) -> tuple[str, str]:
         """A fresh session: its id and key."""
@@ -174,7 +175,7 @@ async def running_proxy(engine: StubEngine, redis: Any, **options: Any) -> Async
         serving.result()
     connector = aiohttp.TCPConnector(limit=0)
     async with ProxyAdmin(settings.admin, TOKEN) as admin, aiohttp.ClientSession(connector=connector) as http:
-        yield Proxy(settings.proxy, admin, settings.admin, TraceStore(redis), http, redis)
+        yield Proxy(settings.proxy, admin, settings.admin, TraceStore(redis), http, redis, stop)
     stop.set()
     async with asyncio.timeout(15):
         await serving

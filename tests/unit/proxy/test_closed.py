@@ -37,10 +37,9 @@ async def test_the_key_is_not_in_redis(proxy):
     await proxy.chat(key)
     stored = b""
     for name in await proxy.redis.keys("*"):
-        kind = await proxy.redis.type(name)
-        stored += name + (
-            b"".join((await proxy.redis.hgetall(name)).values()) if kind == b"hash" else await proxy.redis.get(name)
-        )
+        is_hash = await proxy.redis.type(name) == b"hash"
+        values = (await proxy.redis.hgetall(name)).values() if is_hash else [await proxy.redis.get(name)]
+        stored += b"".join([name, *values])
     assert key.removeprefix("sk-evener-").encode() not in stored
 
 

@@ -133,10 +133,13 @@ asyncio.run(main())
 """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     owner = await asyncio.create_subprocess_exec(sys.executable, "-c", script, env=environment, stdout=subprocess.PIPE)
-    assert await owner.stdout.readline() == b"started\n"
-    await asyncio.sleep(delay)
-    owner.kill()
-    await owner.wait()
+    try:
+        while await owner.stdout.readline() != b"started\n":  # log lines may come first
+            assert not owner.stdout.at_eof()
+        await asyncio.sleep(delay)
+    finally:
+        owner.kill()
+        await owner.wait()
     reap(tmp_path, remove_cgroup=cgroups.remove)
     await until(lambda: not alive(f"{RUN}.7"))
     assert not list(tmp_path.iterdir())

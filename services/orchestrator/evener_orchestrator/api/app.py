@@ -5,7 +5,8 @@
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from starlette.responses import JSONResponse
+from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
 from evener.errors import EvenerError, InputError
@@ -24,6 +25,7 @@ def create_app(context: Context) -> ASGIApp:
     app.add_exception_handler(RequestValidationError, _malformed)
     app.add_exception_handler(Conflict, _conflict)
     app.add_exception_handler(EvenerError, _fault)
+    app.add_exception_handler(ClientDisconnect, _nobody)
     return BearerAuth(app, context.settings.api_token.get_secret_value())
 
 
@@ -46,3 +48,8 @@ async def _fault(_request: Request, error: Exception) -> JSONResponse:
     missing = error.cause in ("not_found", "blob_missing")
     status = 404 if missing else 400 if isinstance(error, InputError) else 503
     return JSONResponse({"detail": f"{error.detail}" if status == 400 else str(error)}, status_code=status)
+
+
+async def _nobody(_request: Request, _error: Exception) -> Response:
+    """A worker that was stopped amid its request: there is nobody to answer, and nothing was changed."""
+    return Response(status_code=400)

@@ -78,7 +78,7 @@ async def _expected(session: AsyncSession, run: Run, file: RunFile) -> int:
     rows = await session.execute(
         select(RunTask.purpose, func.count()).where(RunTask.run_id == run.id).group_by(RunTask.purpose)
     )
-    tasks = dict(rows.tuples().all())
+    tasks = dict(rows.all())
     if file.train is None:
         return tasks.get("eval", 0) * len(file.harness) * file.rollouts.group_size
     expected = file.train.steps * file.train.groups_per_step * file.rollouts.group_size
