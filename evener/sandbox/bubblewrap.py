@@ -103,6 +103,7 @@ class BubblewrapSandbox:
         start = tree.start(
             inside.options(env, cwd),
             inside.command(argv),
+            mark=str(self._spec.folder.path),
             seccomp=_filter(),
             limit=self._limit,
             stdin=PIPE if stdin else DEVNULL,

@@ -5,9 +5,11 @@ A process is named by its id and start time within one process namespace of one 
 container only the expiry speaks. Used by the sandboxes and by the reaper of runner and verifier.
 """
 
+import contextlib
 import json
 import os
 import shutil
+import signal
 import stat
 import time
 from collections.abc import Callable
@@ -17,6 +19,9 @@ from pathlib import Path
 LABEL = "label.json"
 UNLABELLED_GRACE_S = 60.0
 """A folder without a label is being made, or its maker died within the microseconds between; a minute tells which."""
+_KILL_PASSES = 20
+_KILL_PAUSE_S = 0.02
+"""A process that is killed while it makes another leaves one that the pass before did not see."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +81,37 @@ def reap(root: Path, *, remove_cgroup: Callable[[Path], None]) -> list[str]:
     for path in sorted(root.iterdir()) if root.is_dir() else []:
         folder = Folder(path)
         if path.is_dir() and folder.over():
+            kill_marked(folder)
             for cgroup in folder.cgroups():
                 remove_cgroup(cgroup)
             folder.remove()
             reaped.append(path.name)
     return reaped
+
+
+def kill_marked(folder: Folder) -> None:
+    """Kill the processes that have the folder's path as an argument.
+
+    bubblewrap dies with its owner, and its processes with it; but where that happens in the milliseconds in which it makes its
+    namespaces, the first process waits for ever for the word to go on.
+    """
+    for _ in range(_KILL_PASSES):
+        marked = _marked(os.fsencode(folder.path))
+        for pid in marked:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        if not marked:
+            return
+        time.sleep(_KILL_PAUSE_S)
+
+
+def _marked(mark: bytes) -> list[int]:
+    found: list[int] = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it ended while we looked
+            if mark in path.read_bytes().split(b"\0"):
+                found.append(int(path.parent.name))
+    return found
 
 
 def _namespace() -> str:

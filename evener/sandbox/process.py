@@ -11,6 +11,7 @@ import os
 import resource
 import signal
 import time
+from collections.abc import Coroutine
 from subprocess import DEVNULL, PIPE
 
 from evener.errors import InfraError
@@ -68,16 +69,17 @@ class ProcessSandbox:
         """Run a command; see `Sandbox.exec`."""
         started = time.monotonic()
         base = {"PATH": os.environ.get("PATH", PATH), "HOME": self.locate(HOME), "TMPDIR": self.locate("/tmp")}  # noqa: S108
+        start = asyncio.create_subprocess_exec(
+            *argv,
+            stdin=PIPE if stdin else DEVNULL,
+            stdout=PIPE,
+            stderr=PIPE,
+            env={**base, "LANG": "C.UTF-8", **self._spec.env, **(env or {})},
+            cwd=self.locate(cwd),
+            start_new_session=True,
+        )
         try:
-            process = await asyncio.create_subprocess_exec(
-                *argv,
-                stdin=PIPE if stdin else DEVNULL,
-                stdout=PIPE,
-                stderr=PIPE,
-                env={**base, "LANG": "C.UTF-8", **self._spec.env, **(env or {})},
-                cwd=self.locate(cwd),
-                start_new_session=True,
-            )
+            process = await _uncut(start)
         except OSError as error:
             return ExecResult(127, b"", f"{argv[0]}: {error.strerror}\n".encode(), False, time.monotonic() - started)
         memory = self._spec.limits.memory_bytes
@@ -112,6 +114,18 @@ class ProcessSandbox:
         """Kill, and remove every trace."""
         await self.kill()
         await asyncio.to_thread(self._spec.folder.remove)
+
+
+async def _uncut(start: Coroutine[None, None, asyncio.subprocess.Process]) -> asyncio.subprocess.Process:
+    """Where its caller is cancelled, asyncio would kill the first process alone and wait for the pipes that others hold."""
+    starting = asyncio.ensure_future(start)
+    try:
+        return await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        await asyncio.wait({starting})
+        if starting.exception() is None:
+            _kill(starting.result())
+        raise
 
 
 async def _finish(process: asyncio.subprocess.Process, stdin: bytes, timeout: float, started: float) -> ExecResult:

@@ -19,7 +19,7 @@ from evener.errors import InfraError
 
 START_S = 20.0
 _GO = b"1\n"
-_GATE = ["/bin/sh", "-c", 'read -r go < "$1" || exit 125; shift; exec "$@"', "gate"]
+_GATE = ["/bin/sh", "-c", 'read -r go < "$1" || exit 125; shift; exec "$@"']
 """One byte lets bubblewrap go on, the other the command. bubblewrap goes on too where we died before, and binds its life to
 ours only later: the gate does not."""
 DEATH_S = 5.0
@@ -89,17 +89,26 @@ class Tree:
 
 
 async def start(
-    options: list[str], command: list[str], seccomp: bytes | None, limit: Callable[[int], None], **popen: Any
+    options: list[str],
+    command: list[str],
+    *,
+    mark: str,
+    seccomp: bytes | None,
+    limit: Callable[[int], None],
+    **popen: Any,
 ) -> Tree:
-    """Start ``command`` under bubblewrap. ``limit`` is called with the id of the first process before it goes on.
+    """Start ``command`` under bubblewrap.
 
-    Raises InfraError with bubblewrap's own words where it fails before that.
+    ``mark`` is among bubblewrap's arguments, for the reaper; ``limit`` is called with the id of the first process before that
+    goes on. Raises InfraError with bubblewrap's own words where it fails before that.
     """
     # A socket pair, not a pipe: uvloop closes a pipe's descriptor twice (libuv, then the file object), and the second close
     # can hit what another thread has just opened.
     ours, theirs = socket.socketpair()
     go_read, go_write = os.pipe()
-    inherited = [status_write := theirs.detach(), go_read, gate := os.dup(go_read), arguments := _file(b"")]
+    status_write = theirs.detach()
+    # With a reader of its own bubblewrap can report after our death; else SIGPIPE would end it before its first process.
+    inherited = [os.dup(ours.fileno()), status_write, go_read, gate := os.dup(go_read), arguments := _file(b"")]
     flags = ["--json-status-fd", str(status_write), "--block-fd", str(go_read)]
     if seccomp is not None:
         inherited.append(filter_ := _file(seccomp))
@@ -108,7 +117,7 @@ async def start(
     os.lseek(arguments, 0, os.SEEK_SET)
     status_pipe: asyncio.StreamWriter | None = None
     try:
-        argv = ["bwrap", "--args", str(arguments), "--", *_GATE, f"/proc/self/fd/{gate}", *command]
+        argv = ["bwrap", "--args", str(arguments), "--", *_GATE, mark, f"/proc/self/fd/{gate}", *command]
         # An empty environment: that of bubblewrap itself can be read inside, as /proc/1/environ.
         environment = {"PATH": os.environ.get("PATH", "/usr/bin:/bin")}
         try:

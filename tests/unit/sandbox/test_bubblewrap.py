@@ -15,6 +15,10 @@ from evener.sandbox.folders import reap
 pytestmark = pytest.mark.usefixtures("bubblewrap")
 
 
+RUN = 9_000_000 + os.getpid()
+"""Seconds to sleep that name this test process: runs side by side do not see each other's."""
+
+
 def alive(mark: str) -> list[int]:
     """Processes of this host with ``mark`` among their arguments."""
     found = []
@@ -72,8 +76,8 @@ async def test_secrets_of_the_host_are_not_inside(sandbox, monkeypatch):
 
 async def test_arguments_on_the_host_hold_no_secret(sandbox):
     async with sandbox("bubblewrap", env={"GIVEN": "sk-evener-2"}) as box:
-        running = asyncio.create_task(box.exec(["sleep", "987.1"], timeout=20))
-        await until(lambda: alive("987.1"))
+        running = asyncio.create_task(box.exec(["sleep", f"{RUN}.1"], timeout=20))
+        await until(lambda: alive(f"{RUN}.1"))
         assert not alive("sk-evener-2")
         await box.kill()
         assert (await running).exit_code == 137
@@ -88,29 +92,29 @@ async def until(condition, seconds=5.0):
 
 async def test_time_limit_kills_the_whole_tree(sandbox):
     async with sandbox("bubblewrap") as box:
-        result = await shell(box, "setsid sleep 987.2 & (sleep 987.2 &) ; trap '' TERM INT; sleep 987.2", timeout=0.5)
+        result = await shell(box, f"setsid sleep {RUN}.2 & (sleep {RUN}.2 &) ; trap '' TERM INT; sleep {RUN}.2", timeout=0.5)
         assert result.timed_out
         assert result.exit_code == 137
         assert result.seconds < 3
-        assert not alive("987.2")
+        assert not alive(f"{RUN}.2")
 
 
 async def test_nothing_outlives_a_command_that_returned(sandbox):
     async with sandbox("bubblewrap") as box:
-        result = await shell(box, "setsid sleep 987.3 & exit 0")
+        result = await shell(box, f"setsid sleep {RUN}.3 & exit 0")
         assert result.exit_code == 0
         assert result.seconds < 3
-        assert not alive("987.3")
+        assert not alive(f"{RUN}.3")
 
 
 async def test_cancelling_kills_the_tree(sandbox):
     async with sandbox("bubblewrap") as box:
-        running = asyncio.create_task(box.exec(["sleep", "987.4"], timeout=20))
-        await until(lambda: alive("987.4"))
+        running = asyncio.create_task(box.exec(["sleep", f"{RUN}.4"], timeout=20))
+        await until(lambda: alive(f"{RUN}.4"))
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
-        assert not alive("987.4")
+        assert not alive(f"{RUN}.4")
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.01, 0.02, 0.05, 0.3])
@@ -121,7 +125,7 @@ from pathlib import Path
 from evener.sandbox import Folder, SandboxSpec, create
 async def main():
     box = await create("bubblewrap", SandboxSpec(Folder.make(Path({str(tmp_path)!r}), "one", ttl_s=60)))
-    running = asyncio.create_task(box.exec(["sleep", "987.7"], timeout=60))
+    running = asyncio.create_task(box.exec(["sleep", "{RUN}.7"], timeout=60))
     await asyncio.sleep(0)
     print("started", flush=True)
     await running
@@ -129,37 +133,39 @@ asyncio.run(main())
 """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     owner = await asyncio.create_subprocess_exec(sys.executable, "-c", script, env=environment, stdout=subprocess.PIPE)
-    assert await owner.stdout.readline() == b"started\n"
-    await asyncio.sleep(delay)
-    owner.kill()
-    await owner.wait()
-    await until(lambda: not alive("987.7"))
+    try:
+        while await owner.stdout.readline() != b"started\n":  # log lines may come first
+            assert not owner.stdout.at_eof()
+        await asyncio.sleep(delay)
+    finally:
+        owner.kill()
+        await owner.wait()
     reap(tmp_path, remove_cgroup=cgroups.remove)
+    await until(lambda: not alive(f"{RUN}.7"))
     assert not list(tmp_path.iterdir())
 
 
 async def test_destroy_ends_what_runs(sandbox):
     async with sandbox("bubblewrap") as box:
-        running = asyncio.create_task(box.exec(["sleep", "987.5"], timeout=20))
-        await until(lambda: alive("987.5"))
+        running = asyncio.create_task(box.exec(["sleep", f"{RUN}.5"], timeout=20))
+        await until(lambda: alive(f"{RUN}.5"))
         await box.destroy()
         assert (await running).exit_code == 137
-        assert not alive("987.5")
+        assert not alive(f"{RUN}.5")
 
 
 async def test_fork_bomb_is_bounded_and_gone(sandbox):
     async with sandbox("bubblewrap", limits=Limits(pids=40)) as box:
-        script = (
-            "(i=0; while [ $i -lt 200 ]; do sleep 987.6 & i=$((i+1)); done); exec sleep 987.6"  # a shell that cannot fork ends
-        )
+        # A shell that cannot fork ends: so one below the first does the forking.
+        script = f"(i=0; while [ $i -lt 200 ]; do sleep {RUN}.6 & i=$((i+1)); done); exec sleep {RUN}.6"
         running = asyncio.create_task(shell(box, script, timeout=20))
-        await until(lambda: len(alive("987.6")) > 20, seconds=15)
+        await until(lambda: len(alive(f"{RUN}.6")) > 20, seconds=15)
         await asyncio.sleep(0.3)
-        assert len(alive("987.6")) <= 45
+        assert len(alive(f"{RUN}.6")) <= 45
         await box.kill()
         result = await running
         assert b"fork" in result.stderr.lower()
-        assert not alive("987.6")
+        assert not alive(f"{RUN}.6")
 
 
 async def test_memory_is_bounded(sandbox):

@@ -1,3 +1,5 @@
+import asyncio
+
 import pytest
 
 from evener.errors import InputError
@@ -22,6 +24,16 @@ async def test_time_limit_kills_the_group(sandbox):
         result = await box.exec(["sh", "-c", "sleep 60 & sleep 60"], timeout=0.3)
         assert (result.timed_out, result.exit_code) == (True, 137)
         assert result.seconds < 5
+
+
+async def test_cancelling_ends_at_once_whenever_it_comes(sandbox):
+    async with sandbox("process") as box:
+        for delay in (0.0, 0.001, 0.003, 0.01, 0.1):
+            running = asyncio.create_task(box.exec(["sh", "-c", "sleep 60; true"], timeout=20))
+            await asyncio.sleep(delay)
+            running.cancel()
+            done, _ = await asyncio.wait({running}, timeout=3)
+            assert done
 
 
 async def test_it_is_refused_for_tasks_of_others():
