@@ -9,6 +9,7 @@ import time
 import numpy as np
 import pytest
 
+from evener.archive import extract
 from evener.blobs import Blobs
 from evener.cli.progress import pass1_rows
 from tests.e2e.place import EXAMPLE, Place, run_file
@@ -95,17 +96,12 @@ def test_exact(finished):
 
 
 def load_version(place: Place, policy: str, version: int):
-    import io
-    import tarfile
-
+    import torch
     from transformers import AutoModelForCausalLM
 
     digest = rows(place, f"select weights from policies where policy = '{policy}' and version = {version}")[0]["weights"]
     folder = place.folder / f"version-{version}"
-    with tarfile.open(fileobj=io.BytesIO(Blobs(place.folder / "data" / "blobs").get("weights", digest))) as archive:
-        archive.extractall(folder, filter="data")
-    import torch
-
+    extract(Blobs(place.folder / "data" / "blobs").get("weights", digest), folder)
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from evener.archive import extract
 from evener.errors import InfraError
 
 POSITION = "learner.json"
@@ -43,8 +44,7 @@ def unpack_folder(data: bytes, folder: Path) -> Path:
     An archive whose files all lie in one top folder is entered. Raises InfraError ``blob_missing`` for what is no archive.
     """
     try:
-        with tarfile.open(fileobj=io.BytesIO(data)) as archive:
-            archive.extractall(folder, filter="data")
+        extract(data, folder)
     except tarfile.TarError as error:
         raise InfraError("blob_missing", f"an archive for {folder} cannot be read: {error}") from error
     entries = list(folder.iterdir())

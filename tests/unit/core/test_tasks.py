@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from evener.archive import UnsafeArchive
 from evener.errors import InputError
 from evener.tasks import agent_bundle, grader_bundle, read_task, read_tasks, task_digest, unpack
 
@@ -91,7 +92,7 @@ def test_unpack_gives_the_files_back_and_refuses_to_leave_the_folder(tmp_path):
     evil = io.BytesIO()
     with tarfile.open(fileobj=evil, mode="w") as archive:
         archive.addfile(tarfile.TarInfo("../escaped"), io.BytesIO(b""))
-    with pytest.raises(tarfile.FilterError):
+    with pytest.raises(UnsafeArchive):
         unpack(evil.getvalue(), tmp_path / "out")
     assert not (tmp_path / "escaped").exists()
 
