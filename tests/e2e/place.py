@@ -1,5 +1,6 @@
 """The real command on the real example, with the real agent from npm: each test has its own data folder and ports."""
 
+import asyncio
 import json
 import os
 import socket
@@ -7,8 +8,12 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from evener.cli.connect import connect
+from evener.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "first-run"
@@ -62,6 +67,15 @@ class Place:
         done = self.evener(*arguments, "--json")
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
+
+    def ask(self, *paths: str) -> list[Any]:
+        """What the API says of the ledger at rest, without a process for each question."""
+
+        async def answers() -> list[Any]:
+            async with connect(Settings(data=self.folder / "data")) as api:
+                return [await api.get(path) for path in paths]
+
+        return asyncio.run(answers())
 
     def leftovers(self) -> list[str]:
         """Processes that this place's commands started and that are still there."""

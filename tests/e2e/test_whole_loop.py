@@ -72,10 +72,9 @@ def test_exact(finished):
     import torch
 
     place, run = finished
-    sequences = []
     trained = rows(place, f"select rollouts.id as rollout_id from {TRAINED}")
-    for row in trained:
-        sequences += place.json("rollouts", "show", row["rollout_id"], "--trace")["sequences"]
+    answers = place.ask(*(f"/v1/rollouts/{row['rollout_id']}/sequences" for row in trained))
+    sequences = [sequence for answer in answers for sequence in answer["sequences"]]
     assert len(sequences) >= 16
     models = {v: load_version(place, run["policy"], v) for v in {v for s in sequences for v in s["versions"] if v}}
     checked = 0
@@ -109,10 +108,10 @@ def test_once(finished):
     """No sampled token is trained in two rows of a rollout."""
     place, _ = finished
     rollouts = rows(place, f"select rollouts.id as rollout_id from {TRAINED}")
-    for row in rollouts[:6]:
-        document = place.json("rollouts", "show", row["rollout_id"], "--trace")
-        sampled = document["sampled_tokens"]
-        assert 0 < sum(sum(s["mask"]) for s in document["sequences"]) <= sampled
+    found = [(f"/v1/rollouts/{row['rollout_id']}", f"/v1/rollouts/{row['rollout_id']}/sequences") for row in rollouts]
+    answers = place.ask(*(path for pair in found for path in pair))
+    for document, training in zip(answers[::2], answers[1::2], strict=True):
+        assert 0 < sum(sum(s["mask"]) for s in training["sequences"]) <= document["sampled_tokens"]
 
 
 def test_show_and_sql(finished):
