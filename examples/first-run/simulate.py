@@ -134,7 +134,9 @@ class Sampler:
 def evaluate(sampler: Sampler, model: Qwen3ForCausalLM, split: Split, samples: int) -> dict[str, float]:
     """pass@1 by family and in all, with the means of calls and of replies that do not parse."""
     tasks = [chore for family in FAMILIES.values() for chore in chores(family, split)] * samples
-    rollouts = [rollout for start in range(0, len(tasks), 128) for rollout in sampler(model, tasks[start : start + 128])]
+    rollouts = [
+        rollout for start in range(0, len(tasks), 128) for rollout in sampler(model, tasks[start : start + 128])
+    ]
     result = {"pass@1": sum(rollout.score for rollout in rollouts) / len(rollouts)}
     for name in FAMILIES:
         scores = [rollout.score for rollout in rollouts if rollout.chore.family == name]
@@ -154,6 +156,7 @@ def grpo_step(
     optimizer: torch.optim.Optimizer,
     prefix: list[int],
     rows: list[tuple[Rollout, float]],
+    max_norm: float,
     clip: float = 0.2,
     micro: int = 16,
 ) -> dict[str, float]:
@@ -180,7 +183,7 @@ def grpo_step(
         loss = -torch.min(ratio * gained, ratio.clamp(1 - clip, 1 + clip) * gained).sum() / count
         loss.backward()
         divergence += float((ratio - 1 - ratio.log()).sum().detach()) / count
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
     optimizer.step()
     return {"kl": divergence, "norm": float(norm), "rows": len(moved)}
 
@@ -199,17 +202,22 @@ def train(model: Qwen3ForCausalLM, sampler: Sampler, prefix: list[int], settings
         rollouts = sampler(history[0], [chore for chore in picked for _ in range(settings.size)])
         rewards = [rollout.reward(settings.brevity) for rollout in rollouts]
         gains = [
-            gain for start in range(0, len(rewards), settings.size) for gain in advantages(rewards[start : start + settings.size])
+            gain
+            for start in range(0, len(rewards), settings.size)
+            for gain in advantages(rewards[start : start + settings.size])
         ]
         scale = min(1.0, (step + 1) / max(1, settings.warmup))
         if settings.decay:
             scale *= 1 - step / settings.steps
         optimizer.param_groups[0]["lr"] = settings.rate * scale
-        figures = grpo_step(model, optimizer, prefix, list(zip(rollouts, gains, strict=True)))
+        figures = grpo_step(model, optimizer, prefix, list(zip(rollouts, gains, strict=True)), settings.max_norm)
         history = [*history, copy.deepcopy(model)][-1 - settings.lag :]
         score = sum(rollout.score for rollout in rollouts) / len(rollouts)
         calls = sum(rollout.calls for rollout in rollouts) / len(rollouts)
-        print(json.dumps({"step": step + 1, "score": round(score, 3), "calls": round(calls, 2)} | rounded(figures)), flush=True)
+        print(
+            json.dumps({"step": step + 1, "score": round(score, 3), "calls": round(calls, 2)} | rounded(figures)),
+            flush=True,
+        )
     return settings.steps * settings.groups * settings.size
 
 
@@ -222,12 +230,22 @@ def main() -> None:
     """Evaluate, train, evaluate."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--policy", type=Path, default=HERE / "tiny-policy")
-    for name, default in (("seed", 0), ("steps", 24), ("groups", 8), ("size", 8), ("warmup", 3), ("lag", 1), ("samples", 4)):
+    for name, default in (
+        ("seed", 0),
+        ("steps", 40),
+        ("groups", 4),
+        ("size", 8),
+        ("warmup", 3),
+        ("lag", 1),
+        ("samples", 4),
+    ):
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--rate", type=float, default=1e-3)
+    parser.add_argument("--rate", type=float, default=4e-4)
+    parser.add_argument("--max-norm", type=float, default=1.0)
     parser.add_argument("--brevity", type=float, default=0.1)
     parser.add_argument("--decay", action="store_true", help="linear decay of the learning rate")
     settings = parser.parse_args()
+    torch.set_num_threads(1)
     torch.manual_seed(settings.seed)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(settings.policy)
     model = Qwen3ForCausalLM.from_pretrained(settings.policy, dtype=torch.float32)
