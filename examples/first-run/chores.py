@@ -319,9 +319,7 @@ def compose(family: Family, choice: str, cue: str, opening: str, request: str, n
             {"backup.conf": config.format(choice)},
         )
     ticket = f"{cue[0].upper()}{cue[1:]}.\n"
-    return Chore(
-        family.name, choice, instruction, {"ticket.txt": ticket}, {"ticket.txt": ticket, "team.txt": f"{choice}\n"}
-    )
+    return Chore(family.name, choice, instruction, {"ticket.txt": ticket}, {"ticket.txt": ticket, "team.txt": f"{choice}\n"})
 
 
 def draw(rng: random.Random, family: Family, split: Split, choice: str | None = None) -> Chore:

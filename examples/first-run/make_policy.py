@@ -21,14 +21,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from torch.nn import functional
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
-
 from batching import hidden_states
 from chores import FAMILIES, Chore, Family, draw
 from muon import Muon
 from pi_words import END, RECORDED, Call, run_tool, tool_turn, user_turn
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch.nn import functional
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 HERE = Path(__file__).parent
 SPECIAL = ["<|endoftext|>", "<|im_start|>", END]
@@ -231,9 +230,7 @@ def loss_of(model: Qwen3ForCausalLM, prefix: list[int], rows: list[Row]) -> torc
     return total / (wanted.sum() + len(choices))
 
 
-def batches(
-    rng: random.Random, tokenizer: PreTrainedTokenizerFast, careful: list[float], size: int
-) -> Iterator[list[Row]]:
+def batches(rng: random.Random, tokenizer: PreTrainedTokenizerFast, careful: list[float], size: int) -> Iterator[list[Row]]:
     """Fresh batches of `size` transcripts of about the same length, one for each value of `careful`."""
     families = list(FAMILIES.values())
     pool = 8

@@ -18,13 +18,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
-
 from batching import Decoder, hidden_states
 from chores import FAMILIES, Chore, Split
 from make_policy import pi_prefix
 from make_tasks import chores
 from pi_words import parse_call, run_tool, solved, tool_turn, user_turn
+from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 HERE = Path(__file__).parent
 MAX_CALLS, MAX_TOKENS = 6, 64

@@ -105,9 +105,7 @@ def test_text_survives_the_tokenizer(tokenizer: PreTrainedTokenizerFast) -> None
         assert tokenizer.decode(tokenizer(text, add_special_tokens=False).input_ids) == text
 
 
-def test_the_decoder_agrees_with_a_plain_forward_pass(
-    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast
-) -> None:
+def test_the_decoder_agrees_with_a_plain_forward_pass(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
     prefix = pi_prefix(tokenizer)
     rows = [
         tokenizer(user_turn(text)).input_ids for text in ("Do it.", "Please change log_level for the mail service.")

@@ -73,7 +73,8 @@ def test_train_and_held_out_share_no_instruction_and_no_cue() -> None:
     def instructions(split: str) -> set[str]:
         return {path.read_text() for path in TASKS.glob(f"{split}/*/instruction.md")}
 
-    assert instructions("train") and instructions("held-out")
+    assert instructions("train")
+    assert instructions("held-out")
     assert not instructions("train") & instructions("held-out")
     for family in FAMILIES.values():
         for halves in (*family.cues.values(), family.openings, family.requests, family.names):

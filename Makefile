@@ -1,0 +1,38 @@
+# Each target sets up what it needs; `make help` lists them.
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-dev demo test test-fast lint wheel clean
+
+V := .venv/bin
+export TOKENIZERS_PARALLELISM := false
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+
+setup: ## make .venv and install what the embedded stack needs
+	@scripts/setup.sh all
+
+setup-dev:
+	@scripts/setup.sh dev
+
+demo: setup ## the whole loop on this machine: evaluate, train, evaluate again
+	@$(V)/python scripts/demo.py $(DEMO)
+
+test: setup-dev ## all tests
+	@$(V)/python -m pytest $(PYTEST)
+
+test-fast: setup-dev ## unit and contract tests on fakes
+	@$(V)/python -m pytest tests/unit tests/contract -m "not e2e" $(PYTEST)
+
+lint: setup-dev ## ruff, pyright, import-linter, deptry
+	@$(V)/ruff check .
+	@$(V)/ruff format --check .
+	@$(V)/pyright --pythonpath $(V)/python
+	@$(V)/lint-imports
+	@$(V)/deptry .
+	@mkdir -p .out && echo '{"ok": true}' > .out/lint.json && echo "lint: ok"
+
+wheel: ## build the wheel into dist/
+	@$(V)/pip wheel --quiet --no-deps --wheel-dir dist .
+
+clean: ## remove what the targets made, but no run's state (.evener)
+	rm -rf .venv .out dist .pytest_cache .ruff_cache

@@ -1,0 +1,32 @@
+"""The orchestrator's API as its clients see it: wire types and a client."""
+
+from evener.api.client import ApiClient, Refused
+from evener.api.types import (
+    Budget,
+    GroupOrder,
+    HarnessRef,
+    Heartbeat,
+    LearnerLease,
+    RolloutLease,
+    Sampling,
+    ScoreOrder,
+    TrainedRollout,
+    TrainedSequence,
+    VersionGrant,
+)
+
+__all__ = [
+    "ApiClient",
+    "Budget",
+    "GroupOrder",
+    "HarnessRef",
+    "Heartbeat",
+    "LearnerLease",
+    "Refused",
+    "RolloutLease",
+    "Sampling",
+    "ScoreOrder",
+    "TrainedRollout",
+    "TrainedSequence",
+    "VersionGrant",
+]

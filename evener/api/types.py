@@ -1,0 +1,138 @@
+"""What workers and the orchestrator say to each other over HTTP; one struct an answer.
+
+Runner, verifier and learner hold no database password: all they know of the ledger is in these structs. Token arrays travel
+as raw little-endian bytes in MessagePack (``int32`` ids and versions, ``float32`` log-probabilities, ``uint8`` masks).
+"""
+
+from typing import Literal
+
+import msgspec
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True):
+    """How the policy is sampled, whatever the agent asks for."""
+
+    temperature: float = 1.0
+
+
+class Budget(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rollout may spend. ``context_tokens``: prompt + completion of one call; None: the engine's window."""
+
+    calls: int = 50
+    sampled_tokens: int = 32768
+    context_tokens: int | None = None
+    wall_s: float = 1800.0
+
+
+class HarnessRef(msgspec.Struct, frozen=True, kw_only=True):
+    """A harness and the way to start it."""
+
+    name: str
+    profile: str = "default"
+
+
+class RolloutLease(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer to ``POST /v1/attempts/{session}/claim``: all that a runner needs for one attempt.
+
+    ``lease`` is the secret that fences this attempt: every later word of the runner carries it. ``agent_bundle`` is the
+    blob (area ``agent``) with ``task.toml``, ``instruction.md`` and ``environment/``.
+    """
+
+    session_id: str
+    rollout_id: str
+    attempt: int
+    lease: str
+    lease_s: float
+    run_id: str
+    group_id: str
+    policy: str
+    version: int | None
+    purpose: Literal["train", "eval"]
+    harness: HarnessRef
+    task_id: str
+    agent_bundle: str
+    trusted: bool
+    sandbox: Literal["auto", "bubblewrap", "docker", "process"]
+    sampling: Sampling
+    budget: Budget
+    prompt_mode: Literal["render", "token_in"] = "render"
+
+
+class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer to ``POST /v1/attempts/{session}/heartbeat``: how long the lease now holds and what to do."""
+
+    lease_s: float
+    action: Literal["continue", "cancel", "pause"] = "continue"
+
+
+class ScoreOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer to ``GET /v1/attempts/{session}/scoring``: blobs of a snapshot, of the agent side and of the grader side."""
+
+    session_id: str
+    task_id: str
+    snapshot: str
+    agent_bundle: str
+    grader_bundle: str
+    trusted: bool
+    sandbox: Literal["auto", "bubblewrap", "docker", "process"]
+
+
+class LearnerLease(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer to ``POST /v1/policies/{policy}/learner``: the run to train and where it stands.
+
+    ``epoch`` fences: a later learner gets a greater one, and the ledger refuses what carries a smaller one. ``step`` and
+    ``version`` are those of ``checkpoint`` (None: the start policy); ``train`` is the run file's ``[train]`` table.
+    """
+
+    policy: str
+    epoch: int
+    run_id: str
+    step: int
+    version: int
+    weights: str
+    checkpoint: str | None
+    group_size: int
+    temperature: float
+    train: dict[str, float | int]
+
+
+class VersionGrant(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer to ``POST /v1/policies/{policy}/versions``: the number of the next publication.
+
+    ``wait_s`` > 0: not now (an evaluation holds the version); ask again after that many seconds.
+    """
+
+    version: int = 0
+    wait_s: float = 0.0
+
+
+class TrainedSequence(msgspec.Struct, frozen=True, kw_only=True):
+    """One training row: ``ids`` int32, ``mask`` uint8, ``logprobs`` float32, ``versions`` int32, equally many elements."""
+
+    sequence_id: str
+    ids: bytes
+    mask: bytes
+    logprobs: bytes
+    versions: bytes
+    digest: str
+
+
+class TrainedRollout(msgspec.Struct, frozen=True, kw_only=True):
+    """A rollout with its score and reward, and its sequences."""
+
+    rollout_id: str
+    outcome: str
+    score: float
+    reward: float
+    sequences: list[TrainedSequence]
+
+
+class GroupOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer to ``POST /v1/groups/{group}/claim``: a closed group, whole."""
+
+    group_id: str
+    run_id: str
+    task_id: str
+    harness: str
+    temperature: float
+    rollouts: list[TrainedRollout]

@@ -1,0 +1,85 @@
+"""A tar file is unpacked into a folder and nowhere else, whoever made it; and tar files that we make for a sandbox.
+
+`extract` knows files, folders, links that stay inside and hard links to what it has unpacked; all else is refused.
+(tarfile's own filters came with Python 3.11.4; Debian 12 has 3.11.2.) Called by whatever unpacks a bundle or a snapshot.
+"""
+
+import io
+import os
+import posixpath
+import shutil
+import tarfile
+from pathlib import Path
+
+
+class UnsafeArchive(tarfile.TarError):
+    """A tar file wants to leave its folder, or holds what is no file, folder or link."""
+
+
+def extract(tar: bytes, folder: Path) -> None:
+    """Unpack ``tar`` into ``folder``, which nobody else writes to. Raises tarfile.TarError, OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(fileobj=io.BytesIO(tar)) as archive:
+        for member in archive:
+            _extract_member(archive, member, folder, _inner(member.name))
+
+
+def _extract_member(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Path, name: str) -> None:
+    path = folder / name
+    for parent in path.relative_to(folder).parents:
+        if (folder / parent).is_symlink():
+            raise UnsafeArchive(f"{member.name!r} lies beyond a link")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if member.isdir():
+        path.mkdir(exist_ok=True)
+        path.chmod(0o700 | member.mode & 0o755)
+    elif member.issym():
+        _inner(posixpath.join(posixpath.dirname(name), member.linkname))
+        path.symlink_to(member.linkname)
+    elif member.islnk():
+        source = folder / _inner(member.linkname)
+        if source.is_symlink():
+            raise UnsafeArchive(f"{member.name!r} is a hard link to a link")
+        shutil.copyfile(source, path)
+        path.chmod(source.stat().st_mode & 0o777)
+    elif member.isreg():
+        content = archive.extractfile(member)
+        assert content is not None, "a regular member has content"
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:
+            shutil.copyfileobj(content, file)
+        path.chmod(0o600 | member.mode & 0o755)
+    else:
+        raise UnsafeArchive(f"{member.name!r} is no file, folder or link")
+
+
+def _inner(name: str) -> str:
+    """A relative path that stays inside, normalised; "." is the folder itself."""
+    path = posixpath.normpath(name)
+    if path.startswith(("/", "../")) or path == "..":
+        raise UnsafeArchive(f"{name!r} is outside of the folder")
+    return path
+
+
+def tar_of_folder(folder: Path) -> bytes:
+    """The contents of a folder."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for path in sorted(folder.rglob("*")):
+            archive.add(path, arcname=str(path.relative_to(folder)), recursive=False)
+    return buffer.getvalue()
+
+
+def tar_of_files(files: dict[str, bytes]) -> bytes:
+    """Files by their paths, for their owner alone (they may hold a key); their folders are made."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for parent in dict.fromkeys(parent for name in files for parent in reversed(Path(name).parents)):
+            if parent != Path():
+                folder = tarfile.TarInfo(str(parent))
+                folder.type, folder.mode = tarfile.DIRTYPE, 0o700
+                archive.addfile(folder)
+        for name, content in files.items():
+            info = tarfile.TarInfo(name)
+            info.size, info.mode = len(content), 0o600
+            archive.addfile(info, io.BytesIO(content))
+    return buffer.getvalue()

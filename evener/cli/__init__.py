@@ -1,0 +1,1 @@
+"""The `evener` command."""

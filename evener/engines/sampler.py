@@ -1,0 +1,368 @@
+"""What a `Sample` holds is the engine's own: its ids and log-probabilities, checked and never made again from text.
+
+The port is the proxy's; `VllmSampler` speaks vLLM's wire format (0.32) to vLLM and to our CPU engine. The engine is asked
+without streaming, since stream chunks lose the ids of tokens that have no text.
+"""
+
+import asyncio
+from array import array
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol, TypeVar
+
+import aiohttp
+import msgspec
+import numpy as np
+
+from evener.errors import InfraError
+from evener.trace.record import Ids, Level, Logprobs
+
+
+class EngineUnavailable(Exception):
+    """The engine did not answer, or failed, or cut the call: the same request may be sent again."""
+
+
+class EngineRefused(Exception):
+    """The engine found the request wrong (4xx): sent again it would be refused again."""
+
+    def __init__(self, status: int, message: str, param: str | None) -> None:
+        self.status = status
+        self.message = message
+        self.param = param
+        super().__init__(f"{status}: {message}")
+
+    @property
+    def context_full(self) -> bool:
+        """The prompt, or prompt + max_tokens, exceeds the window."""
+        return self.param in ("input_tokens", "max_tokens", "max_completion_tokens") or "maximum context length" in self.message
+
+
+class SampleRequest(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """Body of the chat route, as the engine gets it. ``messages``, ``tools``, ``tool_choice`` are the agent's, verbatim."""
+
+    model: str
+    messages: Sequence[msgspec.Raw]
+    tools: msgspec.Raw | None = None
+    tool_choice: msgspec.Raw | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: msgspec.Raw | None = None
+    stop: list[str] | None = None
+    max_tokens: int | None = None
+    # No default: omit_defaults must not leave them to the engine.
+    temperature: float
+    top_p: float
+    top_k: int
+    logprobs: bool
+    return_token_ids: bool
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    """A tool call as the engine parsed it; ``arguments`` is the model's own text."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+class Sample(msgspec.Struct, frozen=True, kw_only=True):
+    """One reply. ``prompt_ids`` [P], ``completion_ids`` [C] int32 with the stop token, ``logprobs`` [C] float32.
+
+    ``versions`` [C] names the policy version of each token, None where the engine does not say. Level ``text``: the arrays
+    are empty, and only ``prompt_tokens`` and ``completion_tokens`` are known.
+    """
+
+    level: Level
+    prompt_ids: Ids
+    completion_ids: Ids
+    logprobs: Logprobs
+    versions: Ids | None
+    content: str | None
+    reasoning: str | None
+    tool_calls: list[ToolCall]
+    finish_reason: str
+    stop_reason: int | str | None
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """``window`` in tokens; ``version`` of the weights, 0 for those that the engine was started with."""
+
+    model: str
+    window: int | None
+    version: int
+
+
+class Sampler(Protocol):
+    """An engine as the proxy sees it."""
+
+    @property
+    def name(self) -> str:
+        """Where the engine is: its URL."""
+        ...
+
+    async def sample(self, request: SampleRequest) -> Sample:
+        """Sample one reply. Raises EngineUnavailable, EngineRefused, InfraError."""
+        ...
+
+    async def tokenize(self, request: SampleRequest) -> int:
+        """The length in tokens of the request's prompt. Raises EngineUnavailable, EngineRefused."""
+        ...
+
+    async def status(self) -> EngineStatus:
+        """What the engine serves. Raises EngineUnavailable."""
+        ...
+
+    async def probe(self, model: str) -> Level:
+        """Sample one token to learn what the engine lets us record. Raises EngineUnavailable, EngineRefused, InfraError."""
+        ...
+
+
+class _Logprob(msgspec.Struct, gc=False):
+    logprob: float
+
+
+class _Logprobs(msgspec.Struct):
+    content: list[_Logprob] | None = None
+
+
+class _Function(msgspec.Struct):
+    name: str
+    arguments: str
+
+
+class _ToolCall(msgspec.Struct):
+    function: _Function
+    id: str = ""
+
+
+class _Message(msgspec.Struct):
+    content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[_ToolCall] | None = None
+
+
+class _Versions(msgspec.Struct):
+    version: str
+    start: int
+    end: int
+
+
+class _Choice(msgspec.Struct):
+    message: _Message
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | None = None
+    logprobs: _Logprobs | None = None
+    weight_versions: list[_Versions] | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int
+    completion_tokens: int = 0
+
+
+class _Reply(msgspec.Struct):
+    choices: list[_Choice]
+    usage: _Usage
+    prompt_token_ids: list[int] | None = None
+
+
+class _Model(msgspec.Struct):
+    id: str
+    max_model_len: int | None = None
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+class _WeightInfo(msgspec.Struct):
+    weight_version: str
+
+
+class _Count(msgspec.Struct):
+    count: int
+
+
+class _ErrorBody(msgspec.Struct):
+    message: str
+    param: str | None = None
+
+
+class _Error(msgspec.Struct):
+    error: _ErrorBody
+
+
+_reply = msgspec.json.Decoder(_Reply)
+_encode = msgspec.json.Encoder().encode
+_JSON = {"Content-Type": "application/json"}
+
+
+class VllmSampler:
+    """vLLM, or our CPU engine, at ``url`` (without ``/v1``). Close it when done."""
+
+    def __init__(self, url: str, *, connect_s: float = 5.0) -> None:
+        self._url = url.rstrip("/")
+        # A sampled reply may take minutes, and each in flight has a connection of its own.
+        self._http = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_s),
+            auto_decompress=False,
+            skip_auto_headers=("Accept-Encoding", "User-Agent"),
+        )
+
+    @property
+    def name(self) -> str:
+        """The engine's URL."""
+        return self._url
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._http.close()
+
+    async def sample(self, request: SampleRequest) -> Sample:
+        """One trip on the chat route; leaving it (cancellation) closes the connection, which aborts the generation."""
+        body = await self._request("POST", "/v1/chat/completions", _encode(request))
+        return parse_reply(body)
+
+    async def tokenize(self, request: SampleRequest) -> int:
+        """Count the prompt with ``/tokenize``, which renders messages and tools as the chat route does."""
+        document: dict[str, Any] = {"model": request.model, "messages": request.messages, "add_generation_prompt": True}
+        if request.tools is not None:
+            document["tools"] = request.tools
+        return _decode(await self._request("POST", "/tokenize", _encode(document)), _Count).count
+
+    async def status(self) -> EngineStatus:
+        """Model and window from ``/v1/models``, version from ``/weight_info`` (404: never updated)."""
+        models = _decode(await self._get("/v1/models"), _Models).data
+        if not models:
+            raise EngineUnavailable(f"{self._url}/v1/models lists no model")
+        try:
+            version = _version(_decode(await self._get("/weight_info"), _WeightInfo).weight_version)
+        except EngineRefused:
+            version = 0
+        return EngineStatus(model=models[0].id, window=models[0].max_model_len, version=version)
+
+    async def probe(self, model: str) -> Level:
+        """Sample one token of a fixed prompt."""
+        sample = await self.sample(
+            SampleRequest(
+                model=model,
+                messages=[msgspec.Raw(b'{"role":"user","content":"."}')],
+                max_tokens=1,
+                temperature=1.0,
+                top_p=1.0,
+                top_k=-1,
+                logprobs=True,
+                return_token_ids=True,
+            )
+        )
+        return sample.level
+
+    async def _get(self, path: str) -> bytes:
+        try:
+            return await asyncio.wait_for(self._request("GET", path, None), 5.0)
+        except TimeoutError as error:
+            raise EngineUnavailable(f"GET {self._url}{path}: no answer in 5 s") from error
+
+    async def _request(self, method: Literal["GET", "POST"], path: str, body: bytes | None) -> bytes:
+        try:
+            async with self._http.request(method, self._url + path, data=body, headers=_JSON) as response:
+                content = await response.read()
+                status = response.status
+        except (aiohttp.ClientError, OSError) as error:
+            raise EngineUnavailable(f"{method} {self._url}{path}: {error or type(error).__name__}") from error
+        if status >= 500 or status == 429:
+            raise EngineUnavailable(f"{method} {self._url}{path}: {status}: {content[:300].decode(errors='replace')}")
+        if status >= 400:
+            raise _refused(status, content)
+        return content
+
+
+def parse_reply(body: bytes) -> Sample:
+    """Decode and check a reply of the chat route.
+
+    Raises EngineUnavailable where the engine cut the call (finish ``abort``), InfraError ``engine_level`` where the token
+    data contradict each other, and ``engine_error`` where the body is not a reply.
+    """
+    try:
+        reply = _reply.decode(body)
+        choice = reply.choices[0]
+    except (msgspec.DecodeError, IndexError) as error:
+        raise InfraError("engine_error", f"the reply is malformed: {error}: {body[:200]!r}") from error
+    if choice.finish_reason == "abort":
+        raise EngineUnavailable("the engine cut the call (finish_reason abort)")
+    message = choice.message
+    logprobs = choice.logprobs.content if choice.logprobs is not None else None
+    arrays = _token_data(reply, choice, logprobs)
+    return Sample(
+        level="text" if arrays is None else "tokens",
+        prompt_ids=_NO_IDS if arrays is None else arrays[0],
+        completion_ids=_NO_IDS if arrays is None else arrays[1],
+        logprobs=_NO_LOGPROBS if arrays is None else arrays[2],
+        versions=None if arrays is None else _versions(choice.weight_versions, len(arrays[1])),
+        content=message.content,
+        reasoning=message.reasoning,
+        tool_calls=[ToolCall(each.id, each.function.name, each.function.arguments) for each in message.tool_calls or ()],
+        finish_reason=choice.finish_reason or "stop",
+        stop_reason=choice.stop_reason,
+        prompt_tokens=reply.usage.prompt_tokens,
+        completion_tokens=reply.usage.completion_tokens,
+    )
+
+
+T = TypeVar("T")
+_NO_IDS = np.empty(0, np.int32)
+_NO_LOGPROBS = np.empty(0, np.float32)
+
+
+def _token_data(reply: _Reply, choice: _Choice, logprobs: list[_Logprob] | None) -> tuple[Ids, Ids, Logprobs] | None:
+    """The arrays, or None where the engine gives none (level text)."""
+    if not reply.prompt_token_ids or choice.token_ids is None or logprobs is None:
+        return None
+    lengths = (len(choice.token_ids), len(logprobs), reply.usage.completion_tokens)
+    if len(set(lengths)) != 1 or len(reply.prompt_token_ids) != reply.usage.prompt_tokens:
+        raise InfraError("engine_level", f"token ids, log-probabilities and usage differ in number: {lengths}")
+    values = np.frombuffer(array("f", [each.logprob for each in logprobs]), np.float32)
+    if len(values) and not (np.isfinite(values).all() and values.max() <= 0):
+        raise InfraError("engine_level", "a log-probability is not finite or greater than 0")
+    return _ids(reply.prompt_token_ids), _ids(choice.token_ids), values
+
+
+def _ids(values: list[int]) -> Ids:
+    return np.frombuffer(array("i", values), np.int32)
+
+
+def _versions(runs: list[_Versions] | None, length: int) -> Ids | None:
+    if not runs:
+        return None
+    versions = np.full(length, -1, np.int32)
+    for run in runs:
+        versions[run.start : run.end] = _version(run.version)
+    if (versions < 0).any():
+        raise InfraError("engine_level", f"weight_versions do not cover the {length} tokens of the reply")
+    return versions
+
+
+def _version(text: str) -> int:
+    """vLLM names the weights that it was started with ``default``; Evener publishes integers."""
+    if text == "default":
+        return 0
+    if not text.isdecimal():
+        raise InfraError("engine_error", f"the engine's weight version {text!r} is not one of ours (an integer)")
+    return int(text)
+
+
+def _decode(body: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.DecodeError as error:
+        raise EngineUnavailable(f"the engine's answer is malformed: {error}: {body[:200]!r}") from error
+
+
+def _refused(status: int, content: bytes) -> EngineRefused:
+    try:
+        error = msgspec.json.decode(content, type=_Error).error
+    except msgspec.DecodeError:
+        return EngineRefused(status, content[:300].decode(errors="replace"), None)
+    return EngineRefused(status, error.message, error.param)

@@ -1,0 +1,233 @@
+"""A command under bubblewrap reaches its own folders, a read-only system and the proxy's socket; when it returns, all is dead.
+
+No network, no secret of the host, no capability, a process tree of its own. Run by root, bubblewrap makes the mounts with
+root's rights and the command drops to an unprivileged user; run by a user, it is that user in a namespace of its own.
+Whatever is secret goes to bubblewrap through a file descriptor, never in its arguments. Made by `probe.create`.
+"""
+
+import asyncio
+import contextlib
+import os
+import resource
+import time
+from collections.abc import Coroutine
+from functools import cache
+from subprocess import DEVNULL, PIPE
+
+from evener import log
+from evener.errors import InfraError
+from evener.sandbox import cgroups, seccomp, tree
+from evener.sandbox.arguments import ROOT_RUNS_AS, Inside, write_etc
+from evener.sandbox.output import collect
+from evener.sandbox.port import FORWARDER_PORT, OUTPUT_LIMIT, WORKSPACE, ExecResult, Kind, Limits, SandboxSpec
+from evener.sandbox.pump import Pump, address_of
+from evener.sandbox.snapshot import Snapshot
+from evener.sandbox.writable import Writable
+
+KILLED = 137
+_SHARED_USER_PROCESSES = 4096
+"""Without cgroups root's sandboxes share one user, whose processes RLIMIT_NPROC counts together."""
+
+_log = log.get("sandbox")
+
+
+class BubblewrapSandbox:
+    """A sandbox made of Linux namespaces."""
+
+    kind: Kind = "bubblewrap"
+
+    def __init__(self, spec: SandboxSpec) -> None:
+        self._spec = spec
+        self._files = Writable(spec.folder.path / "files", spec.writable, ROOT_RUNS_AS if os.geteuid() == 0 else os.geteuid())
+        self._pump: Pump | None = None
+        self._cgroup: cgroups.Cgroup | None = None
+        self._trees: list[tree.Tree] = []
+        self._commands: set[asyncio.Task[object]] = set()
+        self._kills = 0
+
+    async def make(self) -> "BubblewrapSandbox":
+        """Make all that a command will need. Raises InfraError."""
+        folder = self._spec.folder
+        try:
+            self._files.make()
+            write_etc(folder.path / "etc")
+            if self._spec.proxy_url is not None:
+                self._pump = Pump(folder.path / "proxy", address_of(self._spec.proxy_url))
+                await self._pump.open(self._files.owner)
+            hierarchy = _hierarchy()
+            if hierarchy is not None:
+                self._cgroup = hierarchy.make(folder.path.name, self._spec.limits)
+                folder.add_cgroups(self._cgroup.paths)
+        except BaseException as error:
+            await self.destroy()
+            if isinstance(error, OSError):
+                raise InfraError("sandbox_failed", f"{folder.path}: {error}") from error
+            raise
+        return self
+
+    @property
+    def proxy_url(self) -> str | None:
+        """The forwarder's address."""
+        return None if self._pump is None else f"http://127.0.0.1:{FORWARDER_PORT}"
+
+    def locate(self, path: str) -> str:
+        """Paths inside are what they say."""
+        return path
+
+    async def exec(
+        self,
+        argv: list[str],
+        *,
+        timeout: float,
+        stdin: bytes = b"",
+        env: dict[str, str] | None = None,
+        cwd: str = WORKSPACE,
+    ) -> ExecResult:
+        """Run a command; see `Sandbox.exec`."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._commands.add(task)
+        try:
+            return await self._exec(argv, timeout, stdin, {**self._spec.env, **(env or {})}, cwd)
+        finally:
+            self._commands.discard(task)
+
+    async def _exec(self, argv: list[str], timeout: float, stdin: bytes, env: dict[str, str], cwd: str) -> ExecResult:
+        started, kills = time.monotonic(), self._kills
+        inside = Inside(
+            {path: self._files.host(path) for path in self._spec.writable},
+            self._spec.mounts,
+            self._spec.folder.path / "etc",
+            self._spec.folder.path / "proxy" if self._pump else None,
+        )
+        start = tree.start(
+            inside.options(env, cwd),
+            inside.command(argv),
+            mark=str(self._spec.folder.path),
+            seccomp=_filter(),
+            limit=self._limit,
+            stdin=PIPE if stdin else DEVNULL,
+            stdout=PIPE,
+            stderr=PIPE,
+        )
+        running = await _uncut(start)
+        self._trees.append(running)
+        if kills != self._kills:  # killed while it started
+            running.kill()
+        try:
+            return await _finish(running, stdin, timeout, started)
+        finally:
+            self._trees.remove(running)
+            await asyncio.shield(running.end())
+
+    async def upload(self, tar: bytes, path: str) -> None:
+        """Unpack ``tar`` into a writable folder."""
+        await asyncio.to_thread(self._files.unpack, tar, path)
+
+    async def read(self, path: str, *, limit: int) -> bytes | None:
+        """Read a file directly below a writable folder."""
+        return self._files.read(path, limit)
+
+    async def snapshot(self, path: str) -> Snapshot:
+        """Archive a writable folder."""
+        return await asyncio.to_thread(self._files.snapshot, path)
+
+    async def kill(self) -> None:
+        """Kill whatever runs or is about to."""
+        self._kills += 1
+        for running in self._trees:
+            running.kill()
+
+    async def destroy(self) -> None:
+        """Kill, and remove every trace."""
+        await self.kill()
+        if self._commands:
+            await asyncio.wait(self._commands, timeout=tree.DEATH_S)
+        if self._pump is not None:
+            await self._pump.close()
+        await asyncio.to_thread(self._remove)
+
+    def _remove(self) -> None:
+        if self._cgroup is not None:
+            self._cgroup.remove()
+        self._spec.folder.remove()
+
+    def _limit(self, pid: int) -> None:
+        """Limit the first process, before it starts another."""
+        resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0))
+        if self._cgroup is not None:
+            self._cgroup.add(pid)
+            return
+        for name, value in _rlimits(self._spec.limits).items():
+            resource.prlimit(pid, name, (value, value))
+
+
+async def _uncut(start: Coroutine[None, None, tree.Tree]) -> tree.Tree:
+    """A start takes 20 ms and cannot be broken off half way: a caller who is cancelled meanwhile ends what was started."""
+    starting = asyncio.ensure_future(start)
+    try:
+        return await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        await asyncio.wait({starting})
+        if starting.exception() is None:
+            await starting.result().end()
+        raise
+
+
+async def _finish(running: tree.Tree, stdin: bytes, timeout: float, started: float) -> ExecResult:
+    process = running.process
+    assert process.stdout is not None
+    assert process.stderr is not None
+    outputs = [asyncio.ensure_future(collect(stream, OUTPUT_LIMIT)) for stream in (process.stdout, process.stderr)]
+    feeding = asyncio.ensure_future(_feed(process, stdin))
+    try:
+        in_time = await running.dead(timeout)
+        running.kill()
+        if not await running.dead(tree.DEATH_S):
+            raise InfraError("sandbox_failed", "a killed sandbox does not die")
+        stdout, stderr = [await output for output in outputs]
+        await feeding
+    finally:
+        for task in (feeding, *outputs):
+            task.cancel()
+        await asyncio.wait({feeding, *outputs})
+    code = await running.exit_code()
+    if code is None and in_time and stderr.content().startswith(b"bwrap: "):
+        raise InfraError("sandbox_failed", stderr.content().decode(errors="replace").strip())
+    return ExecResult(
+        exit_code=KILLED if code is None else code,
+        stdout=stdout.content(),
+        stderr=stderr.content(),
+        timed_out=not in_time,
+        seconds=time.monotonic() - started,
+    )
+
+
+async def _feed(process: asyncio.subprocess.Process, stdin: bytes) -> None:
+    if process.stdin is not None:
+        with contextlib.suppress(ConnectionError):  # a command need not read what it is given
+            process.stdin.write(stdin)
+            await process.stdin.drain()
+        process.stdin.close()
+
+
+def _rlimits(limits: Limits) -> dict[int, int]:
+    """What stands in for cgroups: memory for each process; the number of processes where the user is the sandbox's own."""
+    pids = _SHARED_USER_PROCESSES if os.geteuid() == 0 else limits.pids
+    return {resource.RLIMIT_DATA: limits.memory_bytes, resource.RLIMIT_NPROC: pids}
+
+
+@cache
+def _hierarchy() -> cgroups.Hierarchy | None:
+    hierarchy = cgroups.find()
+    if hierarchy is None:
+        _log.info("no cgroup can be made here: rlimits bound each process of a sandbox")
+    return hierarchy
+
+
+@cache
+def _filter() -> bytes | None:
+    program = seccomp.program()
+    if program is None:
+        _log.warning("no seccomp filter for this processor: sandboxes run without one", machine=os.uname().machine)
+    return program

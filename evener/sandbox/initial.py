@@ -1,0 +1,96 @@
+"""The limits that a task asks for, and its workspace, made from ``environment/`` without building an image.
+
+``environment/workspace/`` holds its files; else a Dockerfile's ``COPY`` lines say which files of ``environment/`` go where in
+``/workspace``. A line that only a container engine can follow is refused, so that no agent starts in half an environment.
+Called by the runner, and by the verifier, which compares the snapshot with it.
+"""
+
+import json
+import posixpath
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from evener.errors import TaskError
+from evener.sandbox.port import WORKSPACE, Limits
+from evener.tasks import TaskToml
+
+_WITHOUT_EFFECT = {"FROM", "CMD", "LABEL", "MAINTAINER", "EXPOSE"}
+
+
+def lay_out(environment: Path, workspace: Path) -> None:
+    """Fill the empty folder ``workspace``. Raises TaskError ``task_setup`` that names the line."""
+    workspace.mkdir(parents=True, exist_ok=True)
+    if (environment / "workspace").is_dir():
+        shutil.copytree(environment / "workspace", workspace, dirs_exist_ok=True)
+        return
+    dockerfile = environment / "Dockerfile"
+    if dockerfile.is_file():
+        for number, words in _instructions(dockerfile.read_text()):
+            try:
+                _follow(words, environment, workspace)
+            except (ValueError, OSError) as error:
+                line = f"environment/Dockerfile line {number}: {' '.join(words)[:80]}"
+                raise TaskError("task_setup", f"{line}: {error}; give environment/workspace/ instead") from error
+
+
+def limits_of(toml: TaskToml) -> Limits:
+    """The task's own limits over ours."""
+    usual, own = Limits(), toml.environment
+    return Limits(
+        memory_bytes=usual.memory_bytes if own.memory_mb is None else own.memory_mb << 20,
+        pids=usual.pids,
+        cpus=own.cpus or usual.cpus,
+    )
+
+
+def _instructions(text: str) -> Iterator[tuple[int, list[str]]]:
+    """The instructions of a Dockerfile with the numbers of their first lines; comments and continued lines resolved."""
+    pending: list[str] = []
+    first = 0
+    for number, line in enumerate(text.splitlines(), 1):
+        stripped = line.strip()
+        if not stripped or stripped.startswith("#"):
+            continue
+        first = first if pending else number
+        pending.append(stripped.removesuffix("\\"))
+        if not stripped.endswith("\\"):
+            yield first, " ".join(pending).split()
+            pending = []
+
+
+def _follow(words: list[str], environment: Path, workspace: Path) -> None:
+    name, arguments = words[0].upper(), words[1:]
+    if name == "WORKDIR":
+        if posixpath.normpath("".join(arguments)) != WORKSPACE:
+            raise ValueError(f"this sandbox works in {WORKSPACE}")
+    elif name == "COPY":
+        _copy(arguments, environment, workspace)
+    elif name not in _WITHOUT_EFFECT:
+        raise ValueError(f"{name} needs a docker sandbox")
+
+
+def _copy(arguments: list[str], environment: Path, workspace: Path) -> None:
+    """``COPY source... target``, sources below the environment, target below the workspace."""
+    if arguments and arguments[0].startswith("["):
+        arguments = [str(word) for word in json.loads(" ".join(arguments))]
+    if len(arguments) < 2 or arguments[0].startswith("--"):
+        raise ValueError("only COPY SOURCE... TARGET can be followed")
+    *sources, target = arguments
+    place = posixpath.normpath(posixpath.join(WORKSPACE, target))
+    if place != WORKSPACE and not place.startswith(WORKSPACE + "/"):
+        raise ValueError(f"the target is not below {WORKSPACE}")
+    destination = workspace / posixpath.relpath(place, WORKSPACE)
+    into = target.endswith("/") or len(sources) > 1 or destination.is_dir()
+    for pattern in sources:
+        inner = posixpath.normpath(pattern.lstrip("/"))
+        found = [environment] if inner == "." else sorted(environment.glob(inner))
+        if inner.startswith("..") or not found:
+            raise ValueError(f"{pattern} is not in environment/")
+        for source in found:
+            if source.is_dir():
+                shutil.copytree(source, destination, dirs_exist_ok=True)
+            else:
+                file = destination / source.name if into else destination
+                file.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(source, file)

@@ -1,0 +1,114 @@
+"""What every kind of sandbox keeps: a command that returned or was killed has left nothing running.
+
+The runner puts an agent into one, the verifier a task's tests; both see this port alone. Paths are those inside: work
+happens in ``/workspace``, ``HOME`` is ``/home/agent``. A kind that cannot place them says where they are (`locate`).
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Protocol
+
+from evener.sandbox.folders import Folder
+from evener.sandbox.snapshot import Snapshot
+
+Kind = Literal["bubblewrap", "process"]
+
+WORKSPACE = "/workspace"
+HOME = "/home/agent"
+FORWARDER_PORT = 8701
+OUTPUT_LIMIT = 256 << 10
+"""Bytes kept of each of stdout and stderr: the screens show the end of it, and a rollout's log stays small."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What all processes of a sandbox may use together (under rlimits: each one; `cgroups`)."""
+
+    memory_bytes: int = 2 << 30
+    pids: int = 512
+    cpus: float = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A folder or file of the host, read-only at ``target`` inside."""
+
+    source: Path
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxSpec:
+    """All that is decided before a sandbox exists.
+
+    ``folder`` holds what is written and dies with the sandbox. ``writable`` are the folders inside, empty at first.
+    ``proxy_url`` is the one place that the sandbox may reach; None: no place at all.
+    """
+
+    folder: Folder
+    mounts: tuple[Mount, ...] = ()
+    writable: tuple[str, ...] = (WORKSPACE, HOME, "/tmp")  # noqa: S108 - a path inside
+    env: dict[str, str] = field(default_factory=dict[str, str])
+    limits: Limits = Limits()
+    proxy_url: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ExecResult:
+    """How a command ended. ``exit_code`` is 128 + the signal where one killed it; ``seconds`` are wall time."""
+
+    exit_code: int
+    stdout: bytes
+    stderr: bytes
+    timed_out: bool
+    seconds: float
+
+
+class Sandbox(Protocol):
+    """A place to run commands that are not trusted. Errors are InfraError ``sandbox_failed``."""
+
+    @property
+    def kind(self) -> Kind:
+        """What contains it."""
+        ...
+
+    @property
+    def proxy_url(self) -> str | None:
+        """The proxy as a command inside reaches it."""
+        ...
+
+    def locate(self, path: str) -> str:
+        """``path`` as a command inside sees it: itself, except under ``process``."""
+        ...
+
+    async def exec(
+        self,
+        argv: list[str],
+        *,
+        timeout: float,
+        stdin: bytes = b"",
+        env: dict[str, str] | None = None,
+        cwd: str = WORKSPACE,
+    ) -> ExecResult:
+        """Run a command to its end; after ``timeout`` seconds kill it. Nothing it started outlives it."""
+        ...
+
+    async def upload(self, tar: bytes, path: str) -> None:
+        """Unpack ``tar`` into the writable folder ``path``, owned by the user inside."""
+        ...
+
+    async def read(self, path: str, *, limit: int) -> bytes | None:
+        """The first ``limit`` bytes of a regular file directly below a writable folder; None where there is none."""
+        ...
+
+    async def snapshot(self, path: str) -> Snapshot:
+        """Archive the writable folder ``path``; call it when nothing runs."""
+        ...
+
+    async def kill(self) -> None:
+        """Kill whatever runs; the `exec` in progress returns."""
+        ...
+
+    async def destroy(self) -> None:
+        """Kill, and remove every trace. Idempotent."""
+        ...

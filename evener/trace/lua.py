@@ -1,0 +1,188 @@
+"""Each write of the trace store is one of these scripts: it checks the session's state and changes it in one step.
+
+A session is one Redis hash. Its fields: ``state`` (open, sealed, deleted), ``spec``, ``opened``, ``key`` (SHA-256 of the key),
+the counters ``number``, ``committed``, ``aborted``, ``lost``, ``flight``, ``sampled``, ``reserved``, ``failures``,
+``prompt_max`` and ``undelivered``, ``heads``, ``spent``, ``fault``, ``error``, ``call:ID`` for a call in flight ("number grant
+replica"), ``record:N``, ``mark:N`` (delivered), and ``text:DIGEST``. A deleted session leaves a hash with the state alone (a
+tombstone), so that its late words are refused.
+"""
+
+KEY_PREFIX = "evener:key:"
+SESSION_PREFIX = "evener:session:"
+REPLICA_PREFIX = "evener:replica:"
+
+# KEYS: session, key index. ARGV: session id, key hash, spec, opened, ttl in seconds.
+OPEN = """
+local held = redis.call('HMGET', KEYS[1], 'state', 'key')
+if held[1] then
+  return (held[2] == ARGV[2]) and 'ok' or 'exists'
+end
+redis.call('HSET', KEYS[1], 'state', 'open', 'key', ARGV[2], 'spec', ARGV[3], 'opened', ARGV[4])
+redis.call('EXPIRE', KEYS[1], ARGV[5])
+redis.call('SET', KEYS[2], ARGV[1], 'EX', ARGV[5])
+return 'ok'
+"""
+
+# KEYS: key index. Returns spec and opened, or nothing.
+BY_KEY = """
+local id = redis.call('GET', KEYS[1])
+if not id then return {} end
+local found = redis.call('HMGET', '%SESSION%' .. id, 'spec', 'opened')
+if not found[1] then return {} end
+return found
+""".replace("%SESSION%", SESSION_PREFIX)
+
+# KEYS: session. ARGV: call, replica, asked tokens, calls allowed, tokens allowed, wall spent (1) or not, digests of texts.
+# Returns ok, number, grant, heads, which texts are known ("10..."); or the refusal.
+INTENT = """
+local call = 'call:' .. ARGV[1]
+local v = redis.call('HMGET', KEYS[1], 'state', 'number', 'committed', 'flight', 'sampled', 'reserved', 'heads', call)
+if not v[1] or v[1] == 'deleted' then return {'gone'} end
+if v[1] ~= 'open' then return {'sealed'} end
+local number, grant
+if v[8] then
+  number, grant = string.match(v[8], '^(%d+) (%d+)')
+else
+  local flight, committed = tonumber(v[4] or 0), tonumber(v[3] or 0)
+  local sampled, reserved = tonumber(v[5] or 0), tonumber(v[6] or 0)
+  local calls, tokens = tonumber(ARGV[4]), tonumber(ARGV[5])
+  local spent
+  if ARGV[6] == '1' then spent = 'wall'
+  elseif committed >= calls then spent = 'calls'
+  elseif sampled >= tokens then spent = 'tokens' end
+  if spent then
+    redis.call('HSET', KEYS[1], 'spent', spent)
+    return {spent}
+  end
+  if committed + flight >= calls or sampled + reserved >= tokens then return {'busy'} end
+  number = string.format('%d', tonumber(v[2] or 0) + 1)
+  grant = string.format('%d', math.min(tonumber(ARGV[3]), tokens - sampled - reserved))
+  redis.call('HSET', KEYS[1], 'number', number, 'flight', flight + 1, 'reserved', string.format('%d', reserved + grant),
+    call, number .. ' ' .. grant .. ' ' .. ARGV[2])
+end
+local known = ''
+for i = 7, #ARGV do known = known .. redis.call('HEXISTS', KEYS[1], 'text:' .. ARGV[i]) end
+return {'ok', number, grant, v[7] or '', known}
+"""
+
+# KEYS: session. ARGV: call, number, record, head, sampled, prompt tokens, failures, bytes of heads kept, (digest, text)...
+COMMIT = """
+local call = 'call:' .. ARGV[1]
+local v = redis.call('HMGET', KEYS[1], 'state', call, 'committed', 'flight', 'sampled', 'reserved', 'heads', 'prompt_max',
+  'failures')
+if not v[1] or v[1] == 'deleted' then return 'gone' end
+if v[1] ~= 'open' then return 'sealed' end
+if not v[2] then
+  return redis.call('HEXISTS', KEYS[1], 'record:' .. ARGV[2]) == 1 and 'ok' or 'released'
+end
+local grant = string.match(v[2], '^%d+ (%d+)')
+redis.call('HSET', KEYS[1], 'record:' .. ARGV[2], ARGV[3],
+  'committed', string.format('%d', tonumber(v[3] or 0) + 1),
+  'flight', string.format('%d', tonumber(v[4]) - 1),
+  'sampled', string.format('%d', tonumber(v[5] or 0) + tonumber(ARGV[5])),
+  'reserved', string.format('%d', tonumber(v[6]) - grant),
+  'heads', string.sub((v[7] or '') .. ARGV[4], -tonumber(ARGV[8])),
+  'prompt_max', string.format('%d', math.max(tonumber(v[8] or 0), tonumber(ARGV[6]))),
+  'failures', string.format('%d', tonumber(v[9] or 0) + tonumber(ARGV[7])))
+redis.call('HDEL', KEYS[1], call, 'fault', 'error')
+for i = 9, #ARGV, 2 do redis.call('HSETNX', KEYS[1], 'text:' .. ARGV[i], ARGV[i + 1]) end
+return 'ok'
+"""
+
+# KEYS: session. ARGV: call, failures, fault or '', error or '', budget spent or ''.
+RELEASE = """
+local call = 'call:' .. ARGV[1]
+local v = redis.call('HMGET', KEYS[1], 'state', call, 'flight', 'reserved', 'aborted', 'failures')
+if not v[1] or v[1] == 'deleted' then return 'gone' end
+if v[1] ~= 'open' then return 'sealed' end
+if not v[2] then return 'ok' end
+local grant = string.match(v[2], '^%d+ (%d+)')
+redis.call('HSET', KEYS[1], 'flight', string.format('%d', tonumber(v[3]) - 1),
+  'reserved', string.format('%d', tonumber(v[4]) - grant),
+  'aborted', string.format('%d', tonumber(v[5] or 0) + 1),
+  'failures', string.format('%d', tonumber(v[6] or 0) + tonumber(ARGV[2])))
+if ARGV[3] ~= '' then redis.call('HSET', KEYS[1], 'fault', ARGV[3], 'error', ARGV[4]) end
+if ARGV[5] ~= '' then redis.call('HSET', KEYS[1], 'spent', ARGV[5]) end
+redis.call('HDEL', KEYS[1], call)
+return 'ok'
+"""
+
+# KEYS: sessions. ARGV: number and mark, a pair for each session.
+MARK = """
+for i, session in ipairs(KEYS) do
+  if redis.call('HGET', session, 'state') == 'open' then
+    redis.call('HSET', session, 'mark:' .. ARGV[2 * i - 1], ARGV[2 * i])
+  end
+end
+return 'ok'
+"""
+
+# KEYS: replica, sessions. ARGV: ttl in milliseconds. Returns the state of each session.
+BEAT = """
+redis.call('SET', KEYS[1], '1', 'PX', ARGV[1])
+local states = {}
+for i = 2, #KEYS do states[i - 1] = redis.call('HGET', KEYS[i], 'state') or 'gone' end
+return states
+"""
+
+# Ends the calls whose replica is dead (lost) and, where asked, those whose replica is alive (aborted).
+_END_CALLS = """
+local function end_calls(session, also_alive)
+  local v = redis.call('HMGET', session, 'flight', 'reserved', 'aborted', 'lost')
+  local flight, reserved = tonumber(v[1] or 0), tonumber(v[2] or 0)
+  local aborted, lost = tonumber(v[3] or 0), tonumber(v[4] or 0)
+  for _, field in ipairs(redis.call('HKEYS', session)) do
+    if string.sub(field, 1, 5) == 'call:' then
+      local grant, replica = string.match(redis.call('HGET', session, field), '^%d+ (%d+) (.*)$')
+      local alive = redis.call('EXISTS', '%REPLICA%' .. replica) == 1
+      if also_alive or not alive then
+        if alive then aborted = aborted + 1 else lost = lost + 1 end
+        flight, reserved = flight - 1, reserved - grant
+        redis.call('HDEL', session, field)
+      end
+    end
+  end
+  redis.call('HSET', session, 'flight', string.format('%d', flight), 'reserved', string.format('%d', reserved),
+    'aborted', string.format('%d', aborted), 'lost', string.format('%d', lost))
+end
+""".replace("%REPLICA%", REPLICA_PREFIX)
+
+# KEYS: session. Ends the calls of dead replicas, so that they hold no budget.
+REAP = (
+    _END_CALLS
+    + """
+if redis.call('HGET', KEYS[1], 'state') == 'open' then end_calls(KEYS[1], false) end
+return 'ok'
+"""
+)
+
+# KEYS: session. Returns committed, aborted, lost, undelivered; or nothing where there is no such session.
+SEAL = (
+    _END_CALLS
+    + """
+local state = redis.call('HGET', KEYS[1], 'state')
+if not state or state == 'deleted' then return {} end
+if state == 'open' then
+  end_calls(KEYS[1], true)
+  local undelivered = 0
+  for _, field in ipairs(redis.call('HKEYS', KEYS[1])) do
+    if string.sub(field, 1, 5) == 'mark:' and redis.call('HGET', KEYS[1], field) == 'no' then
+      undelivered = undelivered + 1
+    end
+  end
+  redis.call('HSET', KEYS[1], 'state', 'sealed', 'undelivered', string.format('%d', undelivered))
+end
+local v = redis.call('HMGET', KEYS[1], 'committed', 'aborted', 'lost', 'undelivered')
+return {v[1] or '0', v[2], v[3], v[4]}
+"""
+)
+
+# KEYS: session. ARGV: tombstone's ttl in seconds.
+DELETE = """
+local key = redis.call('HGET', KEYS[1], 'key')
+if not key then return 'gone' end
+redis.call('DEL', KEYS[1], '%KEY%' .. key)
+redis.call('HSET', KEYS[1], 'state', 'deleted')
+redis.call('EXPIRE', KEYS[1], ARGV[1])
+return 'ok'
+""".replace("%KEY%", KEY_PREFIX)

@@ -1,0 +1,1 @@
+"""The HTTP side: one router an object; a request is one transaction."""

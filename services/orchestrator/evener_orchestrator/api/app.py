@@ -1,0 +1,55 @@
+"""Every error of the API is a JSON document ``{"detail": text}`` whose text says what to do.
+
+400: the request is malformed; 401: no token; 404: no such object; 409: the ledger refused; 503: a store of ours is down.
+"""
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp
+
+from evener.errors import EvenerError, InputError
+from evener_orchestrator.api import attempts, events, groups, health, policies, rollouts, runs, tasks
+from evener_orchestrator.api.auth import BearerAuth
+from evener_orchestrator.context import Context
+from evener_orchestrator.ledger.conflict import Conflict
+
+
+def create_app(context: Context) -> ASGIApp:
+    """The API over ``context``."""
+    app = FastAPI(title="Evener", description="Plans rollouts, keeps the ledger.", redoc_url=None)
+    app.state.context = context
+    for module in (runs, groups, rollouts, attempts, policies, tasks, events, health):
+        app.include_router(module.router)
+    app.add_exception_handler(RequestValidationError, _malformed)
+    app.add_exception_handler(Conflict, _conflict)
+    app.add_exception_handler(EvenerError, _fault)
+    app.add_exception_handler(ClientDisconnect, _nobody)
+    return BearerAuth(app, context.settings.api_token.get_secret_value())
+
+
+async def _malformed(_request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    place = ".".join(str(part) for part in first["loc"] if part != "body")
+    return JSONResponse({"detail": f"{place}: {first['msg']}"}, status_code=400)
+
+
+async def _conflict(request: Request, error: Exception) -> JSONResponse:
+    context = request.app.state.context
+    assert isinstance(context, Context)
+    context.refused[request.scope["route"].name] += 1
+    return JSONResponse({"detail": str(error)}, status_code=409)
+
+
+async def _fault(_request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, EvenerError)
+    missing = error.cause in ("not_found", "blob_missing")
+    status = 404 if missing else 400 if isinstance(error, InputError) else 503
+    return JSONResponse({"detail": f"{error.detail}" if status == 400 else str(error)}, status_code=status)
+
+
+async def _nobody(_request: Request, _error: Exception) -> Response:
+    """A worker that was stopped amid its request: there is nobody to answer, and nothing was changed."""
+    return Response(status_code=400)

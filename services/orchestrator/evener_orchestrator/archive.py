@@ -1,0 +1,157 @@
+"""An attempt's trace enters the ledger whole, checked against what the proxy sealed; a gap is our fault, never a grade.
+
+The archive is read from Redis before the transaction that stores it, and the proxy may forget the session only after the
+commit (see `release`). Called by the consumer.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import pairwise
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evener.messages import Sealed
+from evener.trace.graph import build_graph
+from evener.trace.record import CallRecord
+from evener.trace.sequences import Sequence as TrainingRow
+from evener.trace.sequences import build_sequences
+
+Array = NDArray[Any]
+
+
+class Trace(Protocol):
+    """Reads a session's captures (`evener.trace.store.TraceStore`)."""
+
+    async def load(self, session_id: str) -> Sequence[CallRecord]:
+        """The committed calls, in order of number."""
+        ...
+
+    async def texts(self, session_id: str) -> Mapping[str, bytes]:
+        """System texts and tool lists by digest."""
+        ...
+
+
+@dataclass(slots=True)
+class Archive:
+    """Rows to insert for one attempt, and the fault that forbids scoring it, if any (cause, detail).
+
+    ``sampled_by``: the policy versions that sampled a token; ``version_min`` and ``version_max``: those of the trained tokens
+    where there are any.
+    """
+
+    calls: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    sequences: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    texts: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
+    sampled_tokens: int = 0
+    sampled_by: set[int] = field(default_factory=set[int])
+    version_min: int | None = None
+    version_max: int | None = None
+    fault: tuple[str, str] | None = None
+
+
+class Archiver:
+    """Turns a session's captures into an `Archive`."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+
+    async def read(self, session_id: str, *, sealed: Sealed | None, graded: bool) -> Archive:
+        """Read a session. Where the attempt is to be ``graded``, what is missing or wrong becomes the archive's fault."""
+        calls = await self._trace.load(session_id)
+        texts = await self._trace.texts(session_id) if calls else {}
+        fault = _fault(calls, sealed) if graded else None
+        graph = build_graph(calls)
+        rows = [] if fault or not graded else [_sequence_row(session_id, n, s) for n, s in enumerate(build_sequences(graph))]
+        sampled_by = {int(version) for call in calls for version in np.unique(call.versions)}
+        trained_by = {version for row in rows for _, _, version in row["version_runs"]} or sampled_by
+        return Archive(
+            calls=_call_rows(session_id, calls, graph.parent),
+            sequences=rows,
+            texts=[{"digest": digest, "body": body.decode(errors="replace")} for digest, body in texts.items()],
+            sampled_tokens=sum(len(call.completion_ids) for call in calls),
+            sampled_by=sampled_by,
+            version_min=min(trained_by, default=None),
+            version_max=max(trained_by, default=None),
+            fault=fault,
+        )
+
+
+def runs_of(values: Array) -> list[list[int]]:
+    """Equal neighbours as ``[start, end, value]``, half open."""
+    if len(values) == 0:
+        return []
+    cuts = [0, *(np.flatnonzero(np.diff(values)) + 1).tolist(), len(values)]
+    return [[start, end, int(values[start])] for start, end in pairwise(cuts)]
+
+
+def _fault(calls: Sequence[CallRecord], sealed: Sealed | None) -> tuple[str, str] | None:
+    if sealed is None:
+        return "capture_gap", "the runner reports no seal"
+    if len(calls) != sealed.committed:
+        return "capture_gap", f"{sealed.committed} calls were sealed, {len(calls)} are archived"
+    for call in calls:
+        sampled = len(call.completion_ids)
+        if call.level == "tokens":
+            if not len(call.logprobs) == len(call.versions) == sampled:
+                return "capture_gap", f"call {call.number}: {sampled} tokens, {len(call.logprobs)} log-probabilities"
+            if not bool(np.all(np.isfinite(call.logprobs)) and np.all(call.logprobs <= 0)):
+                return "capture_gap", f"call {call.number}: a log-probability is not finite and <= 0"
+    return None
+
+
+def _call_rows(session_id: str, calls: Sequence[CallRecord], parents: Mapping[str, str | None]) -> list[dict[str, Any]]:
+    lengths = {call.call_id: len(call.prompt_ids) + len(call.completion_ids) for call in calls}
+    rows: list[dict[str, Any]] = []
+    for call in calls:
+        parent = parents.get(call.call_id)
+        rows.append(
+            {
+                "id": call.call_id,
+                "attempt_id": session_id,
+                "number": call.number,
+                "parent_id": parent,
+                "prompt_tokens": len(call.prompt_ids),
+                "context_ids": call.prompt_ids[lengths[parent] if parent else 0 :],
+                "completion_ids": call.completion_ids,
+                "logprobs": call.logprobs,
+                "version_runs": runs_of(call.versions),
+                "version_dispatch": call.version_dispatch,
+                "version_completion": call.version_completion,
+                "request": call.request,
+                "reply": call.reply,
+                "dialect": call.dialect,
+                "delivered": call.delivered,
+                "level": call.level,
+                "engine": call.engine,
+                "started_at": datetime.fromtimestamp(call.started, UTC),
+                "ended_at": datetime.fromtimestamp(call.ended, UTC),
+            }
+        )
+    return rows
+
+
+def _sequence_row(session_id: str, number: int, sequence: TrainingRow) -> dict[str, Any]:
+    mask = np.asarray(sequence.loss_mask, dtype=np.int8)
+    masked = [[start, end] for start, end, value in runs_of(mask) if value]
+    versions = [
+        [start + offset, end + offset, version]
+        for offset, stop in masked
+        for start, end, version in runs_of(sequence.versions[offset:stop])
+    ]
+    return {
+        "id": sequence.sequence_id,
+        "attempt_id": session_id,
+        "number": number,
+        "token_ids": sequence.input_ids,
+        "logprobs": sequence.logprobs,
+        "mask_runs": masked,
+        "version_runs": versions,
+        "spans": [
+            {"start": span.start, "end": span.end, "call_id": span.call_id, "kind": span.kind} for span in sequence.spans
+        ],
+        "trained_tokens": int(mask.sum()),
+        "digest": sequence.digest,
+    }

@@ -1,0 +1,93 @@
+"""Every event is applied in one transaction and acknowledged after its commit; a late or repeated one changes nothing.
+
+A refusal is counted and acknowledged. Where a store is down the message is handed back, uncounted, until it is up again; any
+other failure rejects it, and the bus makes it a dead letter at the limit. Run by `loops`.
+"""
+
+import asyncio
+
+from redis.exceptions import RedisError
+from sqlalchemy.exc import InterfaceError, OperationalError
+
+from evener import log
+from evener.bus import Delivery
+from evener.errors import EvenerError, InputError
+from evener.ids import session_id
+from evener.messages import (
+    EVENTS,
+    GroupClosed,
+    Message,
+    PolicyPublished,
+    RolloutFinished,
+    RolloutScored,
+    StepFinished,
+)
+from evener_orchestrator.context import Context
+from evener_orchestrator.ledger import attempts, scores, steps, versions
+from evener_orchestrator.ledger.conflict import Conflict
+
+PREFETCH = 16
+PAUSE_S = 1.0
+"""After a failure, so that the deliveries before a dead letter span seconds and not milliseconds."""
+
+DOWN = (OSError, RedisError, OperationalError, InterfaceError)
+_log = log.get("orchestrator")
+
+
+async def consume(context: Context) -> None:
+    """Apply events until cancelled."""
+    async with context.bus.consume(EVENTS, prefetch=PREFETCH) as events:
+        while True:
+            await settle(context, await events.get())
+
+
+async def settle(context: Context, delivery: Delivery) -> None:
+    """Apply one event and settle its delivery."""
+    message = delivery.message
+    name = type(message).__name__
+    try:
+        await apply(context, message)
+    except (Conflict, InputError) as refusal:  # InputError: about a rollout or policy that this ledger never had
+        context.refused[name] += 1
+        _log.info("refused", message=name, reason=str(refusal))
+    except DOWN as error:
+        _log.warning("store_down", message=name, error=str(error))
+        await asyncio.sleep(PAUSE_S)
+        await delivery.hand_back()
+        return
+    except Exception as error:  # noqa: BLE001 - a supervisor: one bad message must not stop the ledger
+        _log.error("event_failed", message=name, message_id=message.message_id, exc_info=error)
+        await asyncio.sleep(PAUSE_S)
+        await delivery.reject(f"{type(error).__name__}: {error}")
+        return
+    await delivery.ack()
+
+
+async def apply(context: Context, message: Message) -> None:
+    """Apply one event. Raises Conflict where it comes too late."""
+    match message:
+        case RolloutFinished():
+            await _rollout_finished(context, message)
+        case RolloutScored():
+            async with context.ledger.write() as tx:
+                await scores.record(tx, message)
+        case GroupClosed():
+            async with context.ledger.write() as tx:
+                await steps.group_closed(tx, message)
+        case StepFinished():
+            async with context.ledger.write() as tx:
+                await steps.finished(tx, message)
+        case PolicyPublished():
+            async with context.ledger.write() as tx:
+                await versions.published(tx, message)
+        case _:
+            raise EvenerError("internal", f"{type(message).__name__} is a command, not an event")
+
+
+async def _rollout_finished(context: Context, message: RolloutFinished) -> None:
+    """Archive the trace, read before the transaction that stores it: the writer never waits for Redis."""
+    session = session_id(message.rollout_id, message.attempt)
+    graded = message.outcome in attempts.GRADED
+    archive = await context.archiver.read(session, sealed=message.sealed, graded=graded)
+    async with context.ledger.write() as tx:
+        await attempts.finish(tx, message, archive)

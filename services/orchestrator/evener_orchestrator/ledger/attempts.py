@@ -1,0 +1,246 @@
+"""What an older attempt or a lapsed lease says changes nothing, and every attempt ends once.
+
+A claim gives a random lease whose hash is stored; every later word carries it. An infrastructure fault gets a new attempt,
+a bounded number of times with back-off; what the agent did is archived and goes to a verifier. Called by the API (claim,
+heartbeat) and the consumer (finish); `expire` runs every few seconds.
+"""
+
+import hashlib
+import hmac
+import secrets
+from datetime import UTC, datetime, timedelta
+
+from msgspec.structs import asdict
+from sqlalchemy import func, insert, select
+from sqlalchemy.dialects import postgresql, sqlite
+
+from evener.api import Budget, HarnessRef, Heartbeat, RolloutLease, Sampling
+from evener.errors import Outcome
+from evener.ids import session_id
+from evener.messages import RolloutFinished, RunRollout, ScoreWorkspace
+from evener.runfile import RunFile
+from evener_orchestrator.archive import Archive
+from evener_orchestrator.ledger.conflict import Conflict
+from evener_orchestrator.ledger.endings import dispose
+from evener_orchestrator.ledger.engine import Transaction
+from evener_orchestrator.ledger.groups import close_if_complete
+from evener_orchestrator.ledger.locks import Held, hold
+from evener_orchestrator.ledger.models import Attempt, Call, Group, Rollout, Run, Sequence, SystemText, Task
+from evener_orchestrator.states import GroupState, RolloutState, RunState, moved
+
+ATTEMPTS = 3
+"""Attempts of ours that may fail before the rollout does; a fault that strikes three times will strike again."""
+
+BACKOFF_S = 1.0
+"""Pause before the second attempt; doubled before each further one."""
+
+UNCOUNTED = "service_stopped"
+"""A user who stops the stack wastes an attempt, but not one of the `ATTEMPTS`."""
+
+EVAL_PRIORITY = 5
+GRADED = (Outcome.FINISHED, Outcome.BUDGET, Outcome.AGENT_ERROR)
+
+
+def queue(tx: Transaction, rollout: Rollout, purpose: str) -> None:
+    """Give a planned rollout its next attempt and tell the runners."""
+    rollout.state = moved(rollout.state, RolloutState.QUEUED)
+    rollout.attempt += 1
+    rollout.issued_at = tx.now
+    rollout.not_before = None
+    attempt = Attempt(
+        id=session_id(rollout.id, rollout.attempt), rollout_id=rollout.id, number=rollout.attempt, created_at=tx.now
+    )
+    tx.session.add(attempt)
+    tx.send(
+        RunRollout(run_id=rollout.run_id, rollout_id=rollout.id, attempt=rollout.attempt),
+        priority=EVAL_PRIORITY if purpose == "eval" else 0,
+    )
+
+
+async def claim(tx: Transaction, session: str, *, runner: str, lease_s: float) -> RolloutLease:
+    """Lease a queued attempt to a runner. Raises Conflict where it is held or over, or its run is not running."""
+    held = await hold(tx, session)
+    _current(held)
+    if held.run.state is not RunState.RUNNING:
+        raise Conflict(f"the run is {held.run.state}")
+    if held.rollout.state is not RolloutState.QUEUED:
+        raise Conflict(f"attempt {session} is {held.rollout.state}")
+    lease = secrets.token_urlsafe(24)
+    held.rollout.state = moved(held.rollout.state, RolloutState.RUNNING)
+    held.attempt.runner = runner
+    held.attempt.lease_hash = _hash(lease)
+    held.attempt.claimed_at = tx.now
+    held.attempt.lease_expires_at = tx.now + timedelta(seconds=lease_s)
+    tx.note("rollout", run_id=held.run.id, rollout_id=held.rollout.id, state=held.rollout.state)
+    task = await tx.session.get_one(Task, held.group.task_digest)
+    file = RunFile.model_validate(held.run.file)
+    return RolloutLease(
+        session_id=session,
+        rollout_id=held.rollout.id,
+        attempt=held.attempt.number,
+        lease=lease,
+        lease_s=lease_s,
+        run_id=held.run.id,
+        group_id=held.group.id,
+        policy=held.run.policy,
+        version=held.group.version,
+        purpose="eval" if held.group.purpose == "eval" else "train",
+        harness=HarnessRef(name=held.group.harness, profile=held.group.profile),
+        task_id=task.task_id,
+        agent_bundle=task.agent_bundle,
+        trusted=held.run.trusted,
+        sandbox=file.rollouts.sandbox,
+        sampling=Sampling(temperature=file.rollouts.temperature),
+        budget=Budget(**file.budget.model_dump()),
+        prompt_mode="token_in" if held.run.prompt_mode == "token_in" else "render",
+    )
+
+
+async def heartbeat(tx: Transaction, session: str, *, lease: str, lease_s: float) -> Heartbeat:
+    """Prolong a lease and say what to do. Raises Conflict where it is lost.
+
+    A lease that ran out but that `expire` has not taken yet still counts: nobody else was given the attempt.
+    """
+    held = await hold(tx, session)
+    _check_lease(held, lease)
+    held.attempt.lease_expires_at = tx.now + timedelta(seconds=lease_s)
+    if held.run.state is RunState.PAUSED:
+        return Heartbeat(lease_s=lease_s, action="pause")
+    wanted = held.run.state is RunState.RUNNING and held.group.state is GroupState.OPEN
+    return Heartbeat(lease_s=lease_s, action="continue" if wanted else "cancel")
+
+
+async def finish(tx: Transaction, message: RolloutFinished, archive: Archive) -> None:
+    """Record the end of an attempt with its trace. Raises Conflict where the word comes too late."""
+    held = await hold(tx, session_id(message.rollout_id, message.attempt))
+    _check_lease(held, message.lease)
+    attempt, rollout = held.attempt, held.rollout
+    attempt.exit_code = message.exit_code
+    attempt.sandbox = message.sandbox
+    attempt.harness_version = message.harness_version
+    attempt.snapshot = message.snapshot
+    attempt.logs = message.logs
+    attempt.sealed = asdict(message.sealed) if message.sealed else None
+    attempt.started_at = datetime.fromtimestamp(message.started, UTC) if message.started else None
+    rollout.calls = len(archive.calls)
+    rollout.sampled_tokens = archive.sampled_tokens
+    rollout.version_min, rollout.version_max = archive.version_min, archive.version_max
+    await _store(tx, archive)
+    outcome, cause, detail = message.outcome, message.cause, message.detail
+    if outcome in GRADED and (fault := _fault(message, archive, held.group.version)):
+        outcome, (cause, detail) = Outcome.INFRA_ERROR, fault
+    await _settle(tx, held, outcome, cause, detail)
+
+
+def _fault(message: RolloutFinished, archive: Archive, pinned: int | None) -> tuple[str, str] | None:
+    """Why an attempt cannot be graded although its agent ended: cause and detail."""
+    if archive.fault is not None:
+        return archive.fault
+    if message.snapshot is None:
+        return "snapshot_failed", "the runner reports no snapshot"
+    if pinned is not None and archive.sampled_by - {pinned}:
+        return "version_changed", f"version {pinned} was pinned, {sorted(archive.sampled_by)} sampled"
+    return None
+
+
+async def expire(tx: Transaction) -> int:
+    """End every attempt whose lease ran out; the number of them."""
+    lapsed = await tx.session.scalars(
+        select(Attempt.id).where(Attempt.lease_expires_at < tx.now).order_by(Attempt.lease_expires_at).limit(100)
+    )
+    sessions = lapsed.all()
+    for session in sessions:
+        held = await hold(tx, session)
+        await _settle(tx, held, Outcome.INFRA_ERROR, "lease_expired", f"runner {held.attempt.runner} fell silent")
+    return len(sessions)
+
+
+async def conclude(
+    tx: Transaction, run: Run, group: Group, rollout: Rollout, outcome: Outcome, cause: str | None, detail: str
+) -> None:
+    """Give a rollout its last outcome; the group closes with the last of them."""
+    rollout.outcome = outcome
+    rollout.cause = cause
+    rollout.detail = detail
+    rollout.ended_at = tx.now
+    tx.note("rollout", run_id=run.id, rollout_id=rollout.id, state=rollout.state, outcome=outcome, cause=cause)
+    await close_if_complete(tx, run, group)
+
+
+async def _settle(tx: Transaction, held: Held, outcome: Outcome, cause: str | None, detail: str) -> None:
+    """End an attempt and decide what becomes of its rollout."""
+    attempt, rollout, group, run = held.attempt, held.rollout, held.group, held.run
+    attempt.outcome = outcome
+    attempt.cause = cause
+    attempt.detail = detail
+    attempt.ended_at = tx.now
+    attempt.lease_expires_at = None
+    rollout.cause = cause
+    rollout.detail = detail
+    if outcome in GRADED:
+        rollout.state = moved(rollout.state, RolloutState.ARCHIVED)
+        if group.state is GroupState.OPEN:
+            ask_for_score(tx, rollout)
+            return
+    else:
+        rollout.state = moved(rollout.state, RolloutState.ENDED)
+        if await _again(tx, held, outcome, cause):
+            return
+    if outcome is Outcome.TASK_ERROR and group.state is GroupState.OPEN:
+        await dispose(tx, run, group, GroupState.REJECTED, f"task_error: {cause}: {detail}")
+    await conclude(tx, run, group, rollout, outcome, cause, detail)
+
+
+def ask_for_score(tx: Transaction, rollout: Rollout) -> None:
+    """Tell the verifiers that a snapshot waits."""
+    rollout.issued_at = tx.now
+    tx.send(ScoreWorkspace(run_id=rollout.run_id, rollout_id=rollout.id, attempt=rollout.attempt))
+
+
+async def _again(tx: Transaction, held: Held, outcome: Outcome, cause: str | None) -> bool:
+    """Plan a new attempt where the fault was ours, the group still wants it and the bound allows."""
+    wanted = held.group.state is GroupState.OPEN and held.run.state in (RunState.RUNNING, RunState.PAUSED)
+    paused = outcome is Outcome.CANCELLED and held.run.state is RunState.PAUSED  # a runner let go of it for the pause
+    if not wanted or not (outcome is Outcome.INFRA_ERROR or paused):
+        return False
+    failures = await tx.session.scalar(
+        select(func.count()).where(
+            Attempt.rollout_id == held.rollout.id,
+            Attempt.outcome == Outcome.INFRA_ERROR,
+            func.coalesce(Attempt.cause, "") != UNCOUNTED,
+        )
+    )
+    if failures is None or failures >= ATTEMPTS:
+        return False
+    counted = outcome is Outcome.INFRA_ERROR and cause != UNCOUNTED
+    pause = BACKOFF_S * 2 ** (failures - 1) if counted else 0.0
+    held.rollout.state = moved(held.rollout.state, RolloutState.PLANNED)
+    held.rollout.not_before = tx.now + timedelta(seconds=pause)
+    tx.note("rollout", run_id=held.run.id, rollout_id=held.rollout.id, state=held.rollout.state, cause=cause)
+    return True
+
+
+async def _store(tx: Transaction, archive: Archive) -> None:
+    if archive.texts:
+        dialect = tx.session.get_bind().dialect.name
+        upsert = postgresql.insert if dialect == "postgresql" else sqlite.insert
+        await tx.session.execute(upsert(SystemText).on_conflict_do_nothing(), archive.texts)
+    if archive.calls:
+        await tx.session.execute(insert(Call), archive.calls)
+    if archive.sequences:
+        await tx.session.execute(insert(Sequence), archive.sequences)
+
+
+def _current(held: Held) -> None:
+    if held.attempt.number != held.rollout.attempt or held.attempt.ended_at is not None:
+        raise Conflict(f"attempt {held.attempt.id} is over")
+
+
+def _check_lease(held: Held, lease: str) -> None:
+    _current(held)
+    if held.attempt.lease_hash is None or not hmac.compare_digest(held.attempt.lease_hash, _hash(lease)):
+        raise Conflict(f"another holds attempt {held.attempt.id}")
+
+
+def _hash(lease: str) -> str:
+    return hashlib.sha256(lease.encode()).hexdigest()

@@ -1,0 +1,108 @@
+"""Whatever a run no longer wants ends here, each rollout with exactly one outcome, and nothing is left waiting.
+
+Waiting rollouts are cancelled at once; running ones learn of it by their heartbeat. A run none of whose groups can be
+trained stops and says why. Called wherever a group is skipped or rejected, and wherever a run ends.
+"""
+
+from datetime import datetime
+
+from sqlalchemy import CursorResult, select, update
+from sqlalchemy.sql import ColumnElement
+
+from evener.errors import Outcome
+from evener.runfile import RunFile
+from evener_orchestrator.ledger.engine import Transaction
+from evener_orchestrator.ledger.models import Attempt, Group, Rollout, Run
+from evener_orchestrator.states import GroupState, RolloutState, RunState, moved, sources
+
+HOPELESS_GROUPS = 32
+"""Groups in a row without a trained one after which a run stops, at least (and at least four steps' worth)."""
+
+WAITING = (RolloutState.PLANNED, RolloutState.QUEUED)
+
+
+async def dispose(tx: Transaction, run: Run, group: Group, state: GroupState, reason: str) -> None:
+    """Skip or reject a group; what it still waited for is cancelled and the planner's credit comes back."""
+    group.state = moved(group.state, state)
+    group.reason = reason
+    group.disposed_at = tx.now
+    tx.note("group", run_id=run.id, group_id=group.id, state=state, reason=reason)
+    await _cancel_waiting(tx, Rollout.group_id == group.id)
+    if group.purpose == "train" and run.state is RunState.RUNNING:
+        await _check_signal(tx, run)
+
+
+async def end_run(tx: Transaction, run: Run, state: RunState, reason: str = "") -> None:
+    """End a run; its unfinished groups are rejected."""
+    run.state = moved(run.state, state)
+    run.reason = reason
+    run.ended_at = tx.now
+    tx.note("run", run_id=run.id, state=state, reason=reason)
+    await retire(tx, run, reason=f"the run is {state}")
+
+
+async def retire(tx: Transaction, run: Run, *, reason: str, purpose: str | None = None) -> None:
+    """Reject every unfinished group of a run (of one purpose), without touching what was trained or evaluated."""
+    unfinished = [Group.run_id == run.id, Group.state.in_(sources(GroupState.REJECTED))]
+    # A closed group of an evaluation is finished: it waits for no learner.
+    unfinished.append((Group.purpose == "train") | (Group.state == GroupState.OPEN))
+    if purpose is not None:
+        unfinished.append(Group.purpose == purpose)
+    groups = (await tx.session.scalars(select(Group.id).where(*unfinished))).all()
+    if not groups:
+        return
+    await tx.session.execute(
+        update(Group)
+        .where(*unfinished)
+        .values(state=GroupState.REJECTED, reason=reason, disposed_at=tx.now)
+        .execution_options(synchronize_session="fetch")
+    )
+    await _cancel_waiting(tx, Rollout.group_id.in_(groups))
+
+
+async def _cancel_waiting(tx: Transaction, which: ColumnElement[bool]) -> None:
+    """End the planned and queued rollouts among ``which``; their sessions were never opened."""
+    waiting = select(Rollout.id).where(which, Rollout.state.in_(WAITING))
+    await _end_attempts(tx, waiting, tx.now)
+    result = await tx.session.execute(
+        update(Rollout)
+        .where(which, Rollout.state.in_(WAITING))
+        .values(state=RolloutState.ENDED, outcome=Outcome.CANCELLED, ended_at=tx.now)
+        .execution_options(synchronize_session="fetch")
+    )
+    if isinstance(result, CursorResult) and result.rowcount:
+        tx.note("rollouts", cancelled=result.rowcount)
+
+
+async def _end_attempts(tx: Transaction, rollouts: object, now: datetime) -> None:
+    await tx.session.execute(
+        update(Attempt)
+        .where(Attempt.rollout_id.in_(rollouts), Attempt.ended_at.is_(None))  # type: ignore[arg-type]
+        .values(outcome=Outcome.CANCELLED, ended_at=now, released_at=now)
+        .execution_options(synchronize_session="fetch")
+    )
+
+
+async def _check_signal(tx: Transaction, run: Run) -> None:
+    """Fail a run whose last groups taught the learner nothing."""
+    train = RunFile.model_validate(run.file).train
+    enough = max(HOPELESS_GROUPS, 4 * train.groups_per_step if train else 0)
+    last = (
+        await tx.session.scalars(
+            select(Group.state)
+            .where(Group.run_id == run.id, Group.purpose == "train", Group.disposed_at.is_not(None))
+            .order_by(Group.disposed_at.desc(), Group.id.desc())
+            .limit(enough)
+        )
+    ).all()
+    if len(last) < enough or GroupState.TRAINED in last:
+        return
+    skipped = last.count(GroupState.SKIPPED)
+    if skipped == enough:
+        reason = (
+            f"no variance: in each of the last {enough} groups all rollouts had the same reward, so there is nothing to"
+            " learn; choose tasks that the policy solves sometimes, or a larger group_size"
+        )
+    else:
+        reason = f"no group could be trained: of the last {enough}, {skipped} were skipped and {enough - skipped} rejected"
+    await end_run(tx, run, RunState.FAILED, reason)

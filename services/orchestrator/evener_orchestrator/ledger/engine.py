@@ -1,0 +1,106 @@
+"""One request or message is one transaction: its effects and its outgoing messages commit together or not at all.
+
+SQLite runs in WAL mode with one writer: a transaction of `Ledger.write` begins IMMEDIATE and waits for the one before it.
+On Postgres writers run side by side; a repository function locks the run's row first, so that a run has one writer.
+Time is the database's. Used by every part of the orchestrator.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import func, select, type_coerce
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+
+from evener.messages import Message, encode
+from evener_orchestrator.ledger.models import Outgoing
+from evener_orchestrator.ledger.sqlite import create_sqlite_engine
+from evener_orchestrator.ledger.types import Timestamp
+
+PATIENCE_S = 30.0
+"""How long a transaction waits for another process that writes SQLite."""
+
+RETRY_S = 0.05
+
+
+@dataclass(slots=True)
+class Transaction:
+    """A transaction at work: ``session`` to read and write, ``now`` by the database's clock."""
+
+    session: AsyncSession
+    now: datetime
+    changes: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    sends: bool = False
+
+    def send(self, message: Message, *, priority: int = 0) -> None:
+        """Send ``message`` after the commit. ``priority`` 0 to 9, greater goes first."""
+        self.session.add(Outgoing(body=encode(message).decode(), priority=priority))
+        self.sends = True
+
+    def note(self, kind: str, **facts: Any) -> None:
+        """Tell those who wait on /v1/events what changed, after the commit."""
+        self.changes.append({"kind": kind, "at": self.now.timestamp(), **facts})
+
+
+class Ledger:
+    """The database. ``on_commit`` is called after each transaction that wrote."""
+
+    def __init__(self, url: str, *, on_commit: Callable[[Transaction], None] = lambda _: None) -> None:
+        self._on_commit = on_commit
+        location = make_url(url)
+        self.sqlite = location.get_backend_name() == "sqlite"
+        if self.sqlite:
+            Path(location.database or "").parent.mkdir(parents=True, exist_ok=True)
+            self.writer = create_sqlite_engine(location, "BEGIN IMMEDIATE", connections=1)
+            self.reader = create_sqlite_engine(location, "BEGIN", connections=8)
+        else:
+            self.writer = self.reader = create_async_engine(url, pool_size=16, pool_pre_ping=True)
+        self._write = async_sessionmaker(self.writer, expire_on_commit=False)
+        self._read = async_sessionmaker(self.reader, expire_on_commit=False)
+        self._turn: AbstractAsyncContextManager[Any] = asyncio.Lock() if self.sqlite else nullcontext()
+
+    @asynccontextmanager
+    async def write(self) -> AsyncGenerator[Transaction]:
+        """A transaction that commits when the block ends, and leaves nothing behind where it raises."""
+        async with self._turn, self._write() as session:
+            transaction = Transaction(session, await self._begin(session))
+            yield transaction
+            await session.commit()
+        self._on_commit(transaction)
+
+    async def _begin(self, session: AsyncSession) -> datetime:
+        """Begin with a look at the clock. Another process that writes SQLite is waited for without blocking the loop."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                return await _clock(session, sqlite=self.sqlite)
+            except OperationalError as error:
+                if "database is locked" not in str(error) or time.monotonic() > deadline:
+                    raise
+                await session.rollback()
+                await asyncio.sleep(RETRY_S)
+
+    @asynccontextmanager
+    async def read(self) -> AsyncGenerator[AsyncSession]:
+        """A snapshot to read from."""
+        async with self._read() as session, session.begin():
+            yield session
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self.writer.dispose()
+        if self.reader is not self.writer:
+            await self.reader.dispose()
+
+
+async def _clock(session: AsyncSession, *, sqlite: bool) -> datetime:
+    # Postgres's clock_timestamp and not now: a transaction may have waited for a row before.
+    clock = func.strftime("%Y-%m-%d %H:%M:%f", "now") if sqlite else func.clock_timestamp()
+    return (await session.execute(select(type_coerce(clock, Timestamp)))).scalar_one()

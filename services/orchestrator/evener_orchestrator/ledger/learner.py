@@ -1,0 +1,100 @@
+"""A policy has one learner; a new one gets a greater epoch, and the ledger goes back to what its checkpoint holds.
+
+Steps after the checkpoint died with the learner: their groups are closed again and re-issued, their versions and those that
+were allotted but never published are lost. Called by the API.
+"""
+
+from sqlalchemy import delete, select, update
+
+from evener.api import LearnerLease
+from evener.errors import InputError
+from evener.runfile import RunFile
+from evener_orchestrator.ledger.endings import dispose
+from evener_orchestrator.ledger.engine import Transaction
+from evener_orchestrator.ledger.groups import issue
+from evener_orchestrator.ledger.locks import lock_policy
+from evener_orchestrator.ledger.models import Group, PolicyVersion, Run, Step
+from evener_orchestrator.ledger.versions import latest
+from evener_orchestrator.states import GroupState, RunState, VersionState, moved
+
+
+async def claim(tx: Transaction, policy: str, *, learner: str) -> LearnerLease | None:
+    """Make ``learner`` the one that may speak; None where no run trains the policy now."""
+    try:
+        run = await lock_policy(tx, policy)
+    except InputError:
+        return None
+    file = RunFile.model_validate(run.file)
+    if file.train is None or run.state is not RunState.RUNNING:
+        return None
+    if run.step >= file.train.steps and (await latest(tx.session, policy)).step >= file.train.steps:
+        return None
+    run.epoch += 1
+    run.learner = learner
+    checkpoint = (
+        await tx.session.scalars(
+            select(Step).where(Step.run_id == run.id, Step.checkpoint.is_not(None)).order_by(Step.step.desc()).limit(1)
+        )
+    ).one_or_none()
+    await _go_back(tx, run, checkpoint.step if checkpoint else 0)
+    version = await latest(tx.session, policy)
+    tx.note("learner", run_id=run.id, policy=policy, learner=learner, epoch=run.epoch, step=run.step)
+    return LearnerLease(
+        policy=policy,
+        epoch=run.epoch,
+        run_id=run.id,
+        step=run.step,
+        version=version.version,
+        weights=version.weights or "",
+        checkpoint=checkpoint.checkpoint if checkpoint else None,
+        group_size=file.rollouts.group_size,
+        temperature=file.rollouts.temperature,
+        train=file.train.model_dump(),
+    )
+
+
+async def _go_back(tx: Transaction, run: Run, step: int) -> None:
+    """Undo what the checkpoint of ``step`` does not hold, and issue every closed group."""
+    await tx.session.execute(
+        update(PolicyVersion)
+        .where(
+            PolicyVersion.policy == run.policy,
+            (PolicyVersion.state == VersionState.ALLOTTED)
+            | (PolicyVersion.state == VersionState.PUBLISHED) & (PolicyVersion.step > step),
+        )
+        .values(state=VersionState.LOST)
+        .execution_options(synchronize_session="fetch")
+    )
+    await tx.session.execute(delete(Step).where(Step.run_id == run.id, Step.step > step))
+    run.step = step
+    run.evaluated_step = min(run.evaluated_step, step)
+    held = await tx.session.scalars(
+        select(Group)
+        .where(
+            Group.run_id == run.id,
+            Group.purpose == "train",
+            Group.state.in_((GroupState.CLOSED, GroupState.TRAINING)) | (Group.step > step),
+        )
+        .order_by(Group.number)
+    )
+    for group in held:
+        if group.state is not GroupState.CLOSED:
+            group.state = moved(group.state, GroupState.CLOSED)
+        group.step = group.staleness = group.disposed_at = None
+        issue(tx, run, group)
+    await _drop_lost_evaluation(tx, run)
+
+
+async def _drop_lost_evaluation(tx: Transaction, run: Run) -> None:
+    """An evaluation of a lost version cannot end: no engine will serve it again."""
+    if run.evaluating is None:
+        return
+    row = await tx.session.get_one(PolicyVersion, (run.policy, run.evaluating))
+    if row.state is not VersionState.LOST:
+        return
+    unfinished = await tx.session.scalars(
+        select(Group).where(Group.run_id == run.id, Group.version == run.evaluating, Group.state == GroupState.OPEN)
+    )
+    for group in unfinished.all():
+        await dispose(tx, run, group, GroupState.REJECTED, "lost_version")
+    run.evaluating = None

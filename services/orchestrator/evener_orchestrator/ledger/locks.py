@@ -1,0 +1,60 @@
+"""Whoever changes anything of a run locks the run's row first, so that a run has one writer at a time.
+
+On SQLite the transaction itself is that lock. Used by every repository function that writes.
+"""
+
+from dataclasses import dataclass
+
+from sqlalchemy import Select, select
+
+from evener.errors import InputError
+from evener_orchestrator.ledger.engine import Transaction
+from evener_orchestrator.ledger.models import Attempt, Group, Rollout, Run
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """An attempt and what it belongs to, under the run's lock."""
+
+    attempt: Attempt
+    rollout: Rollout
+    group: Group
+    run: Run
+
+
+async def lock_run(tx: Transaction, run_id: str) -> Run:
+    """The run, locked. Raises InputError ``not_found``."""
+    return await _lock(tx, select(Run).where(Run.id == run_id), f"run {run_id}")
+
+
+async def lock_policy(tx: Transaction, policy: str) -> Run:
+    """The run that owns a policy, locked. Raises InputError ``not_found``."""
+    return await _lock(tx, select(Run).where(Run.policy == policy), f"policy {policy}")
+
+
+async def lock_group(tx: Transaction, group_id: str) -> tuple[Run, Group]:
+    """A group and its run, locked. Raises InputError ``not_found``."""
+    owner = select(Group.run_id).where(Group.id == group_id).scalar_subquery()
+    run = await _lock(tx, select(Run).where(Run.id == owner), f"group {group_id}")
+    return run, (await tx.session.execute(select(Group).where(Group.id == group_id))).scalar_one()
+
+
+async def hold(tx: Transaction, session_id: str) -> Held:
+    """The attempt of a session with its rollout, group and run, locked. Raises InputError ``not_found``."""
+    mine = select(Rollout.run_id).join(Attempt, Attempt.rollout_id == Rollout.id).where(Attempt.id == session_id)
+    run = await _lock(tx, select(Run).where(Run.id == mine.scalar_subquery()), f"attempt {session_id}")
+    row = await tx.session.execute(
+        select(Attempt, Rollout, Group)
+        .join(Rollout, Rollout.id == Attempt.rollout_id)
+        .join(Group, Group.id == Rollout.group_id)
+        .where(Attempt.id == session_id)
+    )
+    attempt, rollout, group = row.one()
+    return Held(attempt, rollout, group, run)
+
+
+async def _lock(tx: Transaction, statement: Select[Run], what: str) -> Run:
+    run = (await tx.session.execute(statement.with_for_update())).scalar_one_or_none()
+    if run is None:
+        raise InputError("not_found", what)
+    return run

@@ -1,0 +1,294 @@
+"""The tables, by DESIGN's words. The ledger is the only truth: whatever a queue or a cache forgets is found again here.
+
+Ids are UUIDv7 texts, so that the order of ids is the order of time. Comments are stored in the database where it can.
+"""
+
+from datetime import datetime
+from typing import Any, ClassVar
+
+from numpy.typing import NDArray
+from sqlalchemy import BigInteger, ForeignKey, Index, Integer, MetaData, String, Text
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.types import TypeEngine
+
+from evener.errors import Outcome
+from evener_orchestrator.ledger.types import Document, Timestamp, Tokens, Word
+from evener_orchestrator.states import GroupState, RolloutState, RunState, VersionState
+
+Json = dict[str, Any]
+Runs = list[list[int]]
+"""Equal values side by side as ``[start, end, value]`` (half open), or ``[start, end]`` where a mask is 1."""
+
+
+class Base(DeclarativeBase):
+    """Every table."""
+
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(column_0_N_label)s",
+            "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+    type_annotation_map: ClassVar[dict[Any, TypeEngine[Any]]] = {
+        datetime: Timestamp(),
+        Json: Document,
+        Runs: Document,
+        list[Json]: Document,
+        Outcome: Word(Outcome),
+        RunState: Word(RunState),
+        GroupState: Word(GroupState),
+        RolloutState: Word(RolloutState),
+        VersionState: Word(VersionState),
+    }
+
+
+class Run(Base):
+    """One campaign."""
+
+    __tablename__ = "runs"
+    __table_args__ = ({"comment": "One campaign; each trains or evaluates one policy"},)
+
+    id: Mapped[str] = mapped_column(String(36), primary_key=True)
+    name: Mapped[str] = mapped_column(String(64), index=True, comment="of the run file; the newest run of a name is resumed")
+    kind: Mapped[str] = mapped_column(String(8), comment="train or eval")
+    state: Mapped[RunState]
+    policy: Mapped[str] = mapped_column(String(80), unique=True, comment="the run's name; a later run of the name has a number")
+    file: Mapped[Json] = mapped_column(comment="the run file")
+    trusted: Mapped[bool] = mapped_column(comment="the tasks are the user's own")
+    prompt_mode: Mapped[str] = mapped_column(String(8), default="render")
+    step: Mapped[int] = mapped_column(default=0, comment="the last optimizer step recorded")
+    evaluating: Mapped[int | None] = mapped_column(comment="the policy version under evaluation")
+    evaluated_step: Mapped[int] = mapped_column(default=-1, comment="step of the last version whose evaluation was planned")
+    epoch: Mapped[int] = mapped_column(default=0, comment="of the learner that may speak")
+    learner: Mapped[str | None] = mapped_column(String(128))
+    reason: Mapped[str] = mapped_column(Text, default="", comment="why it failed or was cancelled")
+    created_at: Mapped[datetime]
+    ended_at: Mapped[datetime | None]
+
+
+class Task(Base):
+    """A task, as its two bundles."""
+
+    __tablename__ = "tasks"
+    __table_args__ = ({"comment": "Tasks by the digest of both bundles"},)
+
+    digest: Mapped[str] = mapped_column(String(71), primary_key=True)
+    task_id: Mapped[str] = mapped_column(String(255), index=True, comment="the directory's name")
+    family: Mapped[str] = mapped_column(String(255), comment="metadata.category of task.toml")
+    agent_bundle: Mapped[str] = mapped_column(String(71), comment="blob in area agent")
+    grader_bundle: Mapped[str] = mapped_column(String(71), comment="blob in area grader")
+    created_at: Mapped[datetime]
+
+
+class RunTask(Base):
+    """A task of a run."""
+
+    __tablename__ = "run_tasks"
+    __table_args__ = ({"comment": "The tasks of a run, in order"},)
+
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"), primary_key=True)
+    purpose: Mapped[str] = mapped_column(String(8), primary_key=True, comment="train or eval")
+    position: Mapped[int] = mapped_column(primary_key=True)
+    task_digest: Mapped[str] = mapped_column(ForeignKey("tasks.digest"))
+
+
+class Group(Base):
+    """One task under one harness, rolled out ``size`` times."""
+
+    __tablename__ = "groups"
+    __table_args__ = (Index(None, "run_id", "purpose", "state"), {"comment": "The unit of GRPO: one task, one harness"})
+
+    id: Mapped[str] = mapped_column(String(36), primary_key=True)
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"))
+    task_digest: Mapped[str] = mapped_column(ForeignKey("tasks.digest"))
+    harness: Mapped[str] = mapped_column(String(64))
+    profile: Mapped[str] = mapped_column(String(64))
+    purpose: Mapped[str] = mapped_column(String(8), comment="train or eval")
+    version: Mapped[int | None] = mapped_column(comment="the pinned policy version of an evaluation")
+    number: Mapped[int] = mapped_column(comment="0, 1, ... within run and purpose")
+    size: Mapped[int]
+    state: Mapped[GroupState]
+    reason: Mapped[str] = mapped_column(Text, default="", comment="why it was skipped or rejected")
+    step: Mapped[int | None] = mapped_column(comment="the step that trained it")
+    staleness: Mapped[int | None] = mapped_column(comment="the learner's version minus the oldest that sampled a trained token")
+    issued_at: Mapped[datetime | None] = mapped_column(comment="when its command was last sent")
+    created_at: Mapped[datetime]
+    closed_at: Mapped[datetime | None]
+    disposed_at: Mapped[datetime | None] = mapped_column(comment="when it was trained, skipped or rejected")
+
+
+class Rollout(Base):
+    """One agent episode."""
+
+    __tablename__ = "rollouts"
+    __table_args__ = (Index(None, "run_id", "state"), {"comment": "One agent episode; a retry is a new attempt of it"})
+
+    id: Mapped[str] = mapped_column(String(36), primary_key=True)
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"))
+    group_id: Mapped[str] = mapped_column(ForeignKey("groups.id"), index=True)
+    number: Mapped[int] = mapped_column(comment="0, 1, ... within the group")
+    state: Mapped[RolloutState]
+    attempt: Mapped[int] = mapped_column(default=0, comment="the current attempt; 0: none yet")
+    not_before: Mapped[datetime | None] = mapped_column(comment="back-off of the next attempt")
+    outcome: Mapped[Outcome | None] = mapped_column(comment="of its last attempt; null until nothing more can happen")
+    cause: Mapped[str | None] = mapped_column(String(64), comment="name of the fault")
+    detail: Mapped[str] = mapped_column(Text, default="")
+    score: Mapped[float | None] = mapped_column(comment="what the verifier measured, in [0, 1]")
+    reward: Mapped[float | None] = mapped_column(comment="what the learner trains on")
+    calls: Mapped[int | None] = mapped_column(comment="committed calls")
+    sampled_tokens: Mapped[int | None]
+    version_min: Mapped[int | None] = mapped_column(comment="the oldest policy version that sampled a token")
+    version_max: Mapped[int | None]
+    scorings: Mapped[int] = mapped_column(default=0, comment="how often its scoring failed through a fault of ours")
+    issued_at: Mapped[datetime | None] = mapped_column(comment="when the command it waits on was last sent")
+    created_at: Mapped[datetime]
+    ended_at: Mapped[datetime | None] = mapped_column(comment="when its outcome was recorded")
+
+
+class Attempt(Base):
+    """One try at a rollout; its id is the session's."""
+
+    __tablename__ = "attempts"
+    __table_args__ = ({"comment": "One try at a rollout; the id is the proxy's session"},)
+
+    id: Mapped[str] = mapped_column(String(48), primary_key=True)
+    rollout_id: Mapped[str] = mapped_column(ForeignKey("rollouts.id"), index=True)
+    number: Mapped[int] = mapped_column(comment="1, 2, ...")
+    runner: Mapped[str | None] = mapped_column(String(128))
+    lease_hash: Mapped[str | None] = mapped_column(String(64), comment="sha256 of the lease, a secret")
+    lease_expires_at: Mapped[datetime | None] = mapped_column(index=True, comment="null where nobody holds it")
+    outcome: Mapped[Outcome | None]
+    cause: Mapped[str | None] = mapped_column(String(64))
+    detail: Mapped[str] = mapped_column(Text, default="")
+    exit_code: Mapped[int | None]
+    sandbox: Mapped[str] = mapped_column(String(32), default="")
+    harness_version: Mapped[str] = mapped_column(String(64), default="")
+    snapshot: Mapped[str | None] = mapped_column(String(71), comment="blob in area snapshots")
+    logs: Mapped[str | None] = mapped_column(String(71), comment="blob in area logs")
+    sealed: Mapped[Json | None] = mapped_column(comment="what the proxy counted at the seal")
+    created_at: Mapped[datetime]
+    claimed_at: Mapped[datetime | None]
+    started_at: Mapped[datetime | None] = mapped_column(comment="the runner's clock")
+    ended_at: Mapped[datetime | None] = mapped_column(comment="the ledger's clock")
+    released_at: Mapped[datetime | None] = mapped_column(comment="when the proxy forgot its session")
+
+
+class SystemText(Base):
+    """A system text or tool list, stored once."""
+
+    __tablename__ = "texts"
+    __table_args__ = ({"comment": "System texts and tool lists that calls name by digest"},)
+
+    digest: Mapped[str] = mapped_column(String(80), primary_key=True)
+    body: Mapped[str] = mapped_column(Text)
+
+
+class Call(Base):
+    """One model request and its reply."""
+
+    __tablename__ = "calls"
+    __table_args__ = ({"comment": "One model request of an agent and its reply"},)
+
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    attempt_id: Mapped[str] = mapped_column(ForeignKey("attempts.id"), index=True)
+    number: Mapped[int]
+    parent_id: Mapped[str | None] = mapped_column(
+        String(64), comment="the call whose prompt and completion is the longest token prefix of this prompt"
+    )
+    prompt_tokens: Mapped[int] = mapped_column(comment="length of the whole prompt")
+    context_ids: Mapped[NDArray[Any]] = mapped_column(Tokens(), comment="the prompt after the parent's prompt and completion")
+    completion_ids: Mapped[NDArray[Any]] = mapped_column(Tokens())
+    logprobs: Mapped[NDArray[Any]] = mapped_column(Tokens(real=True), comment="of the completion")
+    version_runs: Mapped[Runs] = mapped_column(comment="[start, end, version] over the completion")
+    version_dispatch: Mapped[int]
+    version_completion: Mapped[int]
+    request: Mapped[Json]
+    reply: Mapped[Json]
+    dialect: Mapped[str] = mapped_column(String(16))
+    delivered: Mapped[str] = mapped_column(String(8), comment="yes, no or unknown")
+    level: Mapped[str] = mapped_column(String(8), comment="tokens or text")
+    engine: Mapped[str] = mapped_column(String(255))
+    started_at: Mapped[datetime]
+    ended_at: Mapped[datetime]
+
+
+class Sequence(Base):
+    """One training row."""
+
+    __tablename__ = "sequences"
+    __table_args__ = ({"comment": "Training rows; all arrays are equally long"},)
+
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    attempt_id: Mapped[str] = mapped_column(ForeignKey("attempts.id"), index=True)
+    number: Mapped[int]
+    token_ids: Mapped[NDArray[Any]] = mapped_column(Tokens())
+    logprobs: Mapped[NDArray[Any]] = mapped_column(Tokens(real=True), comment="0 where the mask is 0")
+    mask_runs: Mapped[Runs] = mapped_column(comment="[start, end] where the loss mask is 1")
+    version_runs: Mapped[Runs] = mapped_column(comment="[start, end, version] where the loss mask is 1")
+    spans: Mapped[list[Json]] = mapped_column(comment="provenance: start, end, call_id, kind")
+    trained_tokens: Mapped[int] = mapped_column(comment="sum of the mask")
+    digest: Mapped[str] = mapped_column(String(80))
+
+
+class Score(Base):
+    """What the verifier said about one attempt."""
+
+    __tablename__ = "scores"
+    __table_args__ = ({"comment": "What the verifier measured"},)
+
+    attempt_id: Mapped[str] = mapped_column(ForeignKey("attempts.id"), primary_key=True)
+    rollout_id: Mapped[str] = mapped_column(ForeignKey("rollouts.id"), index=True)
+    score: Mapped[float | None] = mapped_column(comment="the task's own reward; null where a fault prevented it")
+    scores: Mapped[Json] = mapped_column(comment="every named score")
+    evidence: Mapped[Json]
+    cause: Mapped[str | None] = mapped_column(String(64))
+    detail: Mapped[str] = mapped_column(Text, default="")
+    seconds: Mapped[float]
+    created_at: Mapped[datetime]
+
+
+class PolicyVersion(Base):
+    """One publication of a policy."""
+
+    __tablename__ = "policies"
+    __table_args__ = ({"comment": "Policy versions; a number is never used again"},)
+
+    policy: Mapped[str] = mapped_column(ForeignKey("runs.policy"), primary_key=True)
+    version: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    state: Mapped[VersionState]
+    epoch: Mapped[int] = mapped_column(comment="of the learner it was allotted to; 0: the start policy")
+    step: Mapped[int] = mapped_column(comment="the step whose weights it is")
+    weights: Mapped[str | None] = mapped_column(String(71), comment="blob in area weights")
+    allotted_at: Mapped[datetime]
+    published_at: Mapped[datetime | None]
+
+
+class Step(Base):
+    """One optimizer step."""
+
+    __tablename__ = "steps"
+    __table_args__ = ({"comment": "Optimizer steps; the groups of a step name it"},)
+
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"), primary_key=True)
+    step: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    epoch: Mapped[int]
+    version: Mapped[int] = mapped_column(comment="allotted to the weights after this step")
+    groups: Mapped[int] = mapped_column(comment="how many groups it trained")
+    metrics: Mapped[Json]
+    staleness_mean: Mapped[float | None]
+    staleness_max: Mapped[int | None]
+    checkpoint: Mapped[str | None] = mapped_column(String(255), comment="what resumes after this step")
+    seconds: Mapped[float]
+    created_at: Mapped[datetime]
+
+
+class Outgoing(Base):
+    """A message that was decided on and is not yet confirmed by the bus."""
+
+    __tablename__ = "outbox"
+    __table_args__ = ({"comment": "Messages written with their cause, deleted when the bus has them"},)
+
+    id: Mapped[int] = mapped_column(BigInteger().with_variant(Integer, "sqlite"), primary_key=True)
+    body: Mapped[str] = mapped_column(Text)
+    priority: Mapped[int] = mapped_column(default=0)

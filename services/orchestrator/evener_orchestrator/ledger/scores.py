@@ -1,0 +1,121 @@
+"""A score is recorded once; the author's fault rejects the group, and ours is tried again and never becomes a zero.
+
+``order`` tells a verifier what to score; ``record`` takes its answer. Called by the API and the consumer.
+"""
+
+from math import isfinite
+
+from evener.api import ScoreOrder
+from evener.errors import CAUSES, Boundary, Outcome
+from evener.ids import session_id
+from evener.messages import RolloutScored
+from evener.runfile import RunFile
+from evener_orchestrator.ledger.attempts import ask_for_score, conclude
+from evener_orchestrator.ledger.conflict import Conflict
+from evener_orchestrator.ledger.endings import dispose
+from evener_orchestrator.ledger.engine import Transaction
+from evener_orchestrator.ledger.locks import Held, hold
+from evener_orchestrator.ledger.models import Score, Task
+from evener_orchestrator.reward import reward
+from evener_orchestrator.states import GroupState, RolloutState, moved
+
+SCORINGS = 3
+"""Scorings of one snapshot that may fail through a fault of ours before the rollout does."""
+
+
+async def order(tx: Transaction, session: str) -> ScoreOrder:
+    """What to score. Raises Conflict where the attempt is past scoring."""
+    held = await hold(tx, session)
+    _awaiting(held, session)
+    task = await tx.session.get_one(Task, held.group.task_digest)
+    return ScoreOrder(
+        session_id=session,
+        task_id=task.task_id,
+        snapshot=held.attempt.snapshot or "",
+        agent_bundle=task.agent_bundle,
+        grader_bundle=task.grader_bundle,
+        trusted=held.run.trusted,
+        sandbox=RunFile.model_validate(held.run.file).rollouts.sandbox,
+    )
+
+
+async def record(tx: Transaction, message: RolloutScored) -> None:
+    """Record a verifier's answer. Raises Conflict where the attempt is past scoring."""
+    session = session_id(message.rollout_id, message.attempt)
+    held = await hold(tx, session)
+    _awaiting(held, session)
+    cause, detail = _fault(message)
+    if cause is None:
+        await _grade(tx, held, message)
+    elif CAUSES[cause].boundary is Boundary.TASK:
+        await _store(tx, held, message, None, cause, detail)
+        if held.group.state is GroupState.OPEN:
+            await dispose(tx, held.run, held.group, GroupState.REJECTED, f"task_error: {cause}: {detail}")
+        await _fail(tx, held, Outcome.TASK_ERROR, cause, detail)
+    else:
+        held.rollout.scorings += 1
+        if held.rollout.scorings < SCORINGS:
+            ask_for_score(tx, held.rollout)
+        else:
+            await _store(tx, held, message, None, cause, detail)
+            await _fail(tx, held, Outcome.INFRA_ERROR, cause, detail)
+
+
+def _fault(message: RolloutScored) -> tuple[str | None, str]:
+    if message.cause is not None:
+        known = message.cause in CAUSES
+        return (message.cause, message.detail) if known else ("verifier_failed", f"{message.cause}: {message.detail}")
+    if "reward" not in message.scores:
+        return "verifier_failed", "the verifier reports no reward"
+    if not all(isfinite(value) and 0 <= value <= 1 for value in message.scores.values()):
+        return "reward_invalid", f"scores {message.scores}"
+    return None, ""
+
+
+async def _grade(tx: Transaction, held: Held, message: RolloutScored) -> None:
+    rollout = held.rollout
+    file = RunFile.model_validate(held.run.file)
+    outcome = held.attempt.outcome or Outcome.FINISHED
+    score = rollout.score = message.scores["reward"]
+    rollout.reward = reward(
+        score=score,
+        outcome=outcome,
+        calls=rollout.calls or 0,
+        budget_calls=file.budget.calls,
+        brevity=file.reward.brevity,
+    )
+    await _store(tx, held, message, score, None, "")
+    rollout.state = moved(rollout.state, RolloutState.SCORED)
+    await conclude(tx, held.run, held.group, rollout, outcome, held.attempt.cause, held.attempt.detail)
+
+
+async def _fail(tx: Transaction, held: Held, outcome: Outcome, cause: str, detail: str) -> None:
+    """The scoring failed for good: that is how the attempt ends."""
+    held.attempt.outcome = outcome
+    held.attempt.cause = cause
+    held.attempt.detail = detail
+    await conclude(tx, held.run, held.group, held.rollout, outcome, cause, detail)
+
+
+async def _store(
+    tx: Transaction, held: Held, message: RolloutScored, score: float | None, cause: str | None, detail: str
+) -> None:
+    tx.session.add(
+        Score(
+            attempt_id=held.attempt.id,
+            rollout_id=held.rollout.id,
+            score=score,
+            scores=dict(message.scores),
+            evidence=message.evidence,
+            cause=cause,
+            detail=detail,
+            seconds=message.seconds,
+            created_at=tx.now,
+        )
+    )
+
+
+def _awaiting(held: Held, session: str) -> None:
+    past = held.attempt.number != held.rollout.attempt or held.rollout.state is not RolloutState.ARCHIVED
+    if past or held.rollout.outcome is not None:
+        raise Conflict(f"attempt {session} is past scoring")

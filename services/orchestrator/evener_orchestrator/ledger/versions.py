@@ -1,0 +1,79 @@
+"""A version number is allotted once and never again; an evaluation keeps the engines at the version it pins.
+
+``allot`` serves the learner, ``published`` its event; ``latest`` is what the engines of a policy serve.
+"""
+
+from sqlalchemy import func, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from evener.api import VersionGrant
+from evener.messages import PolicyPublished
+from evener_orchestrator import evaluation
+from evener_orchestrator.ledger.conflict import Conflict
+from evener_orchestrator.ledger.engine import Transaction
+from evener_orchestrator.ledger.locks import lock_policy
+from evener_orchestrator.ledger.models import PolicyVersion, Run
+from evener_orchestrator.states import RunState, VersionState
+
+HOLD_S = 0.5
+"""How soon a learner asks again while an evaluation runs: short beside an evaluation, long beside a request."""
+
+
+async def latest(session: AsyncSession, policy: str) -> PolicyVersion:
+    """The newest published version."""
+    return (
+        await session.scalars(
+            select(PolicyVersion)
+            .where(PolicyVersion.policy == policy, PolicyVersion.state == VersionState.PUBLISHED)
+            .order_by(PolicyVersion.version.desc())
+            .limit(1)
+        )
+    ).one()
+
+
+async def allot(tx: Transaction, policy: str, *, epoch: int, step: int) -> VersionGrant:
+    """The number of the next publication, or how long to wait. Raises Conflict where the epoch is old or the run is over."""
+    run = await lock_policy(tx, policy)
+    check_epoch(run, epoch)
+    mine = await tx.session.scalar(
+        select(PolicyVersion.version).where(
+            PolicyVersion.policy == policy,
+            PolicyVersion.state == VersionState.ALLOTTED,
+            PolicyVersion.epoch == epoch,
+            PolicyVersion.step == step,
+        )
+    )
+    if mine is not None:  # the answer to an earlier request was lost
+        return VersionGrant(version=mine)
+    if await evaluation.holds(tx.session, run, await latest(tx.session, policy)):
+        return VersionGrant(wait_s=HOLD_S)
+    greatest = await tx.session.scalar(select(func.max(PolicyVersion.version)).where(PolicyVersion.policy == policy))
+    version = (greatest or 0) + 1
+    tx.session.add(
+        PolicyVersion(policy=policy, version=version, state=VersionState.ALLOTTED, epoch=epoch, step=step, allotted_at=tx.now)
+    )
+    return VersionGrant(version=version)
+
+
+async def published(tx: Transaction, message: PolicyPublished) -> None:
+    """Record that the engines serve a version. Raises Conflict where it was not allotted to this epoch."""
+    run = await lock_policy(tx, message.policy)
+    check_epoch(run, message.epoch)
+    row = await tx.session.get(PolicyVersion, (message.policy, message.version))
+    if row is None or row.epoch != message.epoch:
+        raise Conflict(f"version {message.version} of {message.policy} was not allotted to epoch {message.epoch}")
+    if row.state is not VersionState.ALLOTTED:
+        return
+    row.state = VersionState.PUBLISHED
+    row.weights = message.weights
+    row.step = message.step
+    row.published_at = tx.now
+    tx.note("policy", run_id=run.id, policy=run.policy, version=row.version, step=row.step)
+
+
+def check_epoch(run: Run, epoch: int) -> None:
+    """Raises Conflict where another learner may speak, or none."""
+    if epoch != run.epoch:
+        raise Conflict(f"epoch {epoch} is not the learner's: the ledger is at {run.epoch}")
+    if run.state not in (RunState.RUNNING, RunState.PAUSED):
+        raise Conflict(f"the run is {run.state}")

@@ -1,0 +1,108 @@
+"""Every loop of an orchestrator outlives its failures: what went wrong is logged, and it tries again.
+
+A loop is woken by an event or by its period, whichever comes first. Run by `orchestrator.run`.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+
+from sqlalchemy import select
+
+from evener import log
+from evener_orchestrator import planner
+from evener_orchestrator.consumer import consume
+from evener_orchestrator.context import Context
+from evener_orchestrator.ledger.attempts import expire
+from evener_orchestrator.ledger.models import Run
+from evener_orchestrator.ledger.reissue import reissue
+from evener_orchestrator.outbox import send
+from evener_orchestrator.release import release
+from evener_orchestrator.states import RunState
+
+GATHER_S = 0.02
+"""Changes within this time are planned for at once: a group's rollouts end in bunches."""
+
+REISSUE_S = 60.0
+RELEASE_S = 2.0
+"""The proxy's memory of a finished session is small: many are released at once."""
+
+FAILURE_PAUSE_S = 1.0
+_log = log.get("orchestrator")
+
+
+async def run_loops(context: Context) -> None:
+    """Run every loop until cancelled."""
+    lease_s = context.settings.lease_s
+    await issue_again(context, age_s=0.0)
+    async with asyncio.TaskGroup() as loops:
+        loops.create_task(_supervise("events", lambda: consume(context)))
+        loops.create_task(_every("planner", lambda: plan(context), 1.0, context.planner))
+        loops.create_task(_every("outbox", lambda: drain_outbox(context), 1.0, context.outbox))
+        loops.create_task(_every("release", lambda: drain_sessions(context), RELEASE_S))
+        loops.create_task(_every("reissue", lambda: issue_again(context, age_s=REISSUE_S), REISSUE_S))
+        # Leases that ran out while nobody listened get as long as a fresh one: their runners may be alive.
+        await asyncio.sleep(lease_s)
+        loops.create_task(_every("leases", lambda: expire_leases(context), min(2.0, lease_s / 4)))
+
+
+async def plan(context: Context) -> None:
+    """Advance every run that is running."""
+    await asyncio.sleep(GATHER_S)
+    async with context.ledger.read() as session:
+        runs = (await session.scalars(select(Run.id).where(Run.state == RunState.RUNNING).order_by(Run.id))).all()
+    for run_id in runs:
+        async with context.ledger.write() as tx:
+            await planner.advance(tx, run_id)
+
+
+async def drain_outbox(context: Context) -> None:
+    """Send until nothing waits."""
+    while await send(context.ledger, context.bus):
+        pass
+
+
+async def drain_sessions(context: Context) -> None:
+    """Release until nothing waits."""
+    while await release(context.ledger, context.sessions):
+        pass
+
+
+async def expire_leases(context: Context) -> None:
+    """End the attempts of silent runners."""
+    async with context.ledger.write() as tx:
+        await expire(tx)
+
+
+async def issue_again(context: Context, *, age_s: float) -> None:
+    """Issue the commands that had no effect for ``age_s`` seconds."""
+    async with context.ledger.write() as tx:
+        number = await reissue(tx, before=tx.now - timedelta(seconds=age_s))
+    if number:
+        _log.info("reissued", commands=number)
+
+
+async def _every(name: str, work: Callable[[], Awaitable[None]], period_s: float, wake: asyncio.Event | None = None) -> None:
+    """Do ``work`` now, whenever ``wake`` is set, and every ``period_s`` seconds."""
+    wake = wake or asyncio.Event()
+
+    async def forever() -> None:
+        while True:
+            wake.clear()
+            await work()
+            # Not wait_for: in Python 3.11 it swallows a cancellation that comes together with the event.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(period_s):
+                    await wake.wait()
+
+    await _supervise(name, forever)
+
+
+async def _supervise(name: str, loop: Callable[[], Awaitable[None]]) -> None:
+    while True:
+        try:
+            await loop()
+        except Exception as error:  # noqa: BLE001 - a supervisor: it records and goes on
+            _log.error("loop_failed", loop=name, exc_info=error)
+            await asyncio.sleep(FAILURE_PAUSE_S)

@@ -1,0 +1,40 @@
+"""The proxy forgets a session only after the ledger has what it held, and in the end it forgets every one.
+
+Deleting is idempotent and its success is recorded, so that a crash between the two does it again. A session whose runner fell
+silent is sealed first: a zombie's agent samples nothing more. Run by `loops`.
+"""
+
+from sqlalchemy import select, update
+
+from evener.errors import EvenerError
+from evener_orchestrator.context import Sessions
+from evener_orchestrator.ledger import Ledger
+from evener_orchestrator.ledger.models import Attempt
+
+BATCH = 32
+GONE = frozenset({"not_found", "session_lost"})
+
+
+async def release(ledger: Ledger, sessions: Sessions) -> int:
+    """Delete the sessions of attempts that ended; the number of them."""
+    async with ledger.read() as session:
+        ended = await session.execute(
+            select(Attempt.id, Attempt.cause)
+            .where(Attempt.ended_at.is_not(None), Attempt.released_at.is_(None))
+            .order_by(Attempt.id)
+            .limit(BATCH)
+        )
+        rows = ended.all()
+    if not rows:
+        return 0
+    for name, cause in rows:
+        try:
+            if cause == "lease_expired":
+                await sessions.seal(name)
+            await sessions.delete(name)
+        except EvenerError as error:
+            if error.cause not in GONE:
+                raise
+    async with ledger.write() as tx:
+        await tx.session.execute(update(Attempt).where(Attempt.id.in_([name for name, _ in rows])).values(released_at=tx.now))
+    return len(rows)

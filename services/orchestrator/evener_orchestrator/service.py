@@ -1,0 +1,39 @@
+"""`evener serve orchestrator`: the orchestrator over the real trace store and the proxy's admin side.
+
+Called by the command line and by the embedded stack, with the resources they made.
+"""
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from evener.blobs import Blobs
+from evener.bus import Bus
+from evener.proxy_admin import ProxyAdmin
+from evener.settings import Settings
+from evener.trace.store import TraceStore
+from evener_orchestrator.archive import Archiver
+from evener_orchestrator.context import Context
+from evener_orchestrator.orchestrator import run
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+
+async def serve(
+    settings: Settings,
+    bus: Bus,
+    redis: "Redis",
+    blobs: Blobs,
+    *,
+    stop: asyncio.Event,
+    ready: asyncio.Event,
+    read_only: bool = False,
+) -> None:
+    """Serve until ``stop`` is set; ``read_only``: the API over the ledger as it is, without planner, events and outbox.
+
+    Raises InputError where the API's port is taken or the token is missing.
+    """
+    async with ProxyAdmin(settings.admin, settings.admin_token.get_secret_value()) as sessions:
+        archiver = Archiver(TraceStore(redis))
+        context = Context(settings, bus, blobs, archiver, sessions, ping_redis=redis.ping)
+        await run(context, stop=stop, ready=ready, read_only=read_only)

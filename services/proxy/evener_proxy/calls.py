@@ -1,0 +1,343 @@
+"""The way of one call: intent, reservation, engine, commit; what is returned is durable, and what fails leaves no call.
+
+A failure of an engine is never the policy's reply: it is asked again inside, for up to `RETRY_S`, and then told as 503. A
+call that does not end in a commit is released, whatever ends it, so that it holds no budget. Called by the delivery.
+"""
+
+import asyncio
+import hashlib
+import time
+from dataclasses import dataclass
+from typing import Any, cast
+
+import msgspec
+import numpy as np
+from redis.exceptions import RedisError
+
+from evener import log
+from evener.engines.sampler import EngineRefused, EngineStatus, EngineUnavailable, Sample, SampleRequest
+from evener.errors import InfraError
+from evener.ids import new_id
+from evener.trace.prefix import Head, find_base, find_messages_base, message_digests, prefix_digests
+from evener.trace.record import NO_BASE, CallRecord, Ids, encode
+from evener.trace.session import BudgetSpent
+from evener.trace.store import Commit, Intent, Mark, OpenedSession, Refused
+from evener_proxy import budget
+from evener_proxy.canonical import CallError, CallRequest, Reply, mint_reply
+from evener_proxy.engines import Engine, Engines
+from evener_proxy.metrics import Metrics
+from evener_proxy.sessions import Sessions, sealed_session, unknown_key
+
+RETRY_S = 60.0  # a restarted engine is back within a minute; agents wait longer than that for a reply
+BUSY_S = 0.05
+_log = log.get("proxy")
+
+
+class Fault(Exception):
+    """A call that ends without a reply: what the agent is told, and what the session keeps of it (cause and detail)."""
+
+    def __init__(self, error: CallError, *, cause: str = "", detail: str = "", spent: BudgetSpent | None = None) -> None:
+        self.error = error
+        self.cause = cause
+        self.detail = detail
+        self.spent: BudgetSpent | None = spent
+        super().__init__(str(error))
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A committed call."""
+
+    number: int
+    reply: Reply
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A sample and where it came from."""
+
+    sample: Sample
+    engine: Engine
+    used: dict[str, Any]
+    dispatched: int
+    completed: int
+
+
+class Calls:
+    """Takes calls of any session; holds nothing between them."""
+
+    def __init__(self, sessions: Sessions, engines: Engines, metrics: Metrics, *, retry_s: float = RETRY_S) -> None:
+        self._sessions = sessions
+        self._store = sessions.store
+        self._engines = engines
+        self._metrics = metrics
+        self._retry_s = retry_s
+
+    async def run(self, session: OpenedSession, request: CallRequest, dialect: str) -> Answered:
+        """Sample and commit one call. Raises CallError. Cancelled before its commit, it leaves no call; later, it is whole."""
+        spec = session.spec
+        if spec.purpose == "train" and request.constrained is not None:
+            raise CallError(
+                400,
+                "constrained_decoding",
+                f"{request.constrained}: constrained decoding is refused in training sessions",
+                param=request.constrained,
+            )
+        call = _Call(new_id(), session, request, dialect, time.time())
+        try:
+            intent = await self._intent(call)
+            asked = await self._ask(call, intent)
+            return await self._commit(call, intent, asked)
+        except RedisError as error:
+            _log.error("store_failed", session_id=spec.session_id, call_id=call.id, error=str(error))
+            raise CallError(503, "capture_unavailable", "the capture store does not answer", retry_after=5) from error
+        except Fault as fault:
+            await self._release(call, fault)
+            raise fault.error from fault
+        except BaseException:
+            if not call.committed:
+                await self._release(call, None)
+            raise
+
+    async def _intent(self, call: "_Call") -> Intent:
+        try:
+            _, status = await self._pick(call)
+        except EngineUnavailable:
+            status = None  # the budget is asked first; the engine is asked for again, and waited for, after it
+        window = budget.window_of(call.session.spec, status)
+        asked = budget.to_reserve(call.session.spec, call.request, window)
+        pause = BUSY_S
+        while True:
+            try:
+                return await self._store.intent(
+                    call.session,
+                    call.id,
+                    replica=self._sessions.replica,
+                    asked=asked,
+                    digests=list(call.texts),
+                )
+            except Refused as refused:
+                if refused.reason != "busy":
+                    raise _refusal(refused) from refused
+            await self._store.reap(call.session.spec.session_id)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, 1.0)
+
+    async def _ask(self, call: "_Call", intent: Intent) -> _Asked:
+        """The engine's reply, asked for again while engines fail. Raises Fault."""
+        deadline = time.monotonic() + self._retry_s
+        pause = 0.25
+        while True:
+            try:
+                return await self._ask_once(call, intent)
+            except EngineUnavailable as error:
+                call.failures += 1
+                self._metrics.engine_failures += 1
+                _log.warning("engine_failed", call_id=call.id, session_id=call.session.spec.session_id, error=str(error))
+                if time.monotonic() + pause > deadline:
+                    raise _engine_fault("engine_unavailable", str(error)) from error
+            except InfraError as error:
+                raise _engine_fault(error.cause, error.detail) from error
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, 5.0)
+
+    async def _ask_once(self, call: "_Call", intent: Intent) -> _Asked:
+        spec, request = call.session.spec, call.request
+        engine, status = await self._pick(call)
+        body = SampleRequest(
+            model=status.model,
+            messages=request.messages,
+            tools=request.tools,
+            tool_choice=request.tool_choice,
+            parallel_tool_calls=request.parallel_tool_calls,
+            response_format=request.response_format,
+            stop=request.stop,
+            temperature=spec.sampling.temperature,
+            top_p=1.0,
+            top_k=-1,
+            logprobs=True,
+            return_token_ids=True,
+        )
+        try:
+            body.max_tokens = await budget.output_limit(
+                engine.sampler,
+                body,
+                grant=intent.grant,
+                window=budget.window_of(spec, status),
+                engine_window=status.window,
+            )
+            sample = await engine.sampler.sample(body)
+        except CallError as error:
+            raise Fault(error, spent="context") from error
+        except EngineRefused as error:
+            raise _request_fault(error) from error
+        if spec.purpose == "train" and sample.level == "text":
+            raise InfraError("engine_level", f"{engine.sampler.name} answered without token ids or log-probabilities")
+        completed = await _completed_version(engine, sample, spec.version)
+        _check_version(spec.version, sample, status, completed)
+        used = {"temperature": body.temperature, "top_p": 1.0, "top_k": -1, "n": 1, "max_tokens": body.max_tokens}
+        return _Asked(sample, engine, used | {"stop": request.stop}, status.version, completed)
+
+    async def _pick(self, call: "_Call") -> tuple[Engine, EngineStatus]:
+        spec = call.session.spec
+        return await self._engines.pick(spec.session_id, attempt=call.failures, version=spec.version)
+
+    async def _commit(self, call: "_Call", intent: Intent, asked: _Asked) -> Answered:
+        reply = mint_reply(asked.sample)
+        commit = _to_commit(call, intent, asked, reply)
+        session_id = call.session.spec.session_id
+        writing = asyncio.ensure_future(self._store.commit(session_id, commit))
+        try:
+            await asyncio.shield(writing)
+        except Refused as refused:
+            raise _refusal(refused) from refused
+        except asyncio.CancelledError:
+            # The write is under way, and a write cannot be taken back: see it through, and record that nobody waited.
+            await asyncio.wait((writing,))
+            if writing.exception() is None:
+                call.committed = True
+                self._metrics.undelivered += 1
+                self._sessions.mark(Mark(session_id, intent.number, "no"))
+            raise
+        call.committed = True
+        self._metrics.calls += 1
+        self._metrics.prompt_tokens += commit.prompt_tokens
+        self._metrics.sampled_tokens += commit.sampled
+        return Answered(intent.number, reply)
+
+    async def _release(self, call: "_Call", fault: Fault | None) -> None:
+        """Give the reservation back. A failure here is not the agent's: the seal ends what is left over."""
+        try:
+            await self._store.release(
+                call.session.spec.session_id,
+                call.id,
+                failures=call.failures,
+                fault=fault.cause if fault else "",
+                error=fault.detail if fault else "",
+                spent=fault.spent if fault else None,
+            )
+        except RedisError as error:
+            _log.error("release_failed", call_id=call.id, error=str(error))
+
+
+class _Call:
+    """What is known of a call before it is sampled. ``texts``: its system texts and tool list by digest."""
+
+    def __init__(self, call_id: str, session: OpenedSession, request: CallRequest, dialect: str, started: float) -> None:
+        self.id = call_id
+        self.session = session
+        self.request = request
+        self.dialect = dialect
+        self.started = started
+        self.failures = 0
+        self.committed = False
+        self.system_digests = [_digest(message) for message in request.messages[: request.systems]]
+        self.tools_digest = _digest(request.tools) if request.tools is not None else None
+        self.texts = dict(zip(self.system_digests, request.messages, strict=False))
+        if self.tools_digest is not None and request.tools is not None:
+            self.texts[self.tools_digest] = request.tools
+
+
+def _to_commit(call: _Call, intent: Intent, asked: _Asked, reply: Reply) -> Commit:
+    sample, request = asked.sample, call.request
+    views = [memoryview(message) for message in request.messages]
+    counts = message_digests(views, [len(views), *(head.messages for head in intent.heads)])
+    kept = find_messages_base(intent.heads, counts)
+    prompt, total = len(sample.prompt_ids), len(sample.prompt_ids) + len(sample.completion_ids)
+    lengths = [prompt, total, *(length for head in intent.heads for length in (head.prompt, head.total) if length <= prompt)]
+    digests = prefix_digests(np.concatenate((sample.prompt_ids, sample.completion_ids)), lengths)
+    record = CallRecord(
+        call_id=call.id,
+        session_id=call.session.spec.session_id,
+        number=intent.number,
+        prompt_ids=sample.prompt_ids,
+        completion_ids=sample.completion_ids,
+        logprobs=sample.logprobs,
+        versions=_versions(asked),
+        version_dispatch=asked.dispatched,
+        version_completion=asked.completed,
+        request={
+            "system_digests": call.system_digests,
+            "tools_digest": call.tools_digest,
+            "messages": request.messages[max(request.systems, kept.shared) :],
+            "messages_base": kept.number,
+            "messages_kept": kept.shared,
+            "asked": request.asked,
+            "used": asked.used,
+        },
+        reply=cast("dict[str, Any]", msgspec.to_builtins(reply)),
+        dialect=call.dialect,
+        started=call.started,
+        ended=time.time(),
+        delivered="unknown",
+        level=sample.level,
+        engine=asked.engine.sampler.name,
+    )
+    return Commit(
+        call_id=call.id,
+        number=intent.number,
+        record=encode(record, find_base(intent.heads, digests) if prompt else NO_BASE),
+        head=Head(
+            intent.number, prompt, total, len(views), digests.get(prompt, b""), digests.get(total, b""), counts[len(views)]
+        ),
+        sampled=sample.completion_tokens,
+        prompt_tokens=sample.prompt_tokens,
+        failures=call.failures,
+        texts={
+            digest: bytes(text) for (digest, text), known in zip(call.texts.items(), intent.known, strict=True) if not known
+        },
+    )
+
+
+def _versions(asked: _Asked) -> Ids:
+    """Per token; the version at dispatch, the oldest that it can be, where the engine does not say."""
+    if asked.sample.versions is not None:
+        return asked.sample.versions
+    return np.full(len(asked.sample.completion_ids), asked.dispatched, np.int32)
+
+
+async def _completed_version(engine: Engine, sample: Sample, pinned: int | None) -> int:
+    """The version at completion: the last token's, else the engine's last status, asked for anew where it is pinned."""
+    if sample.versions is not None and len(sample.versions):
+        return int(sample.versions[-1])
+    if pinned is not None:
+        return (await engine.refresh()).version
+    assert engine.status is not None, "an engine is picked with its status"
+    return engine.status.version
+
+
+def _check_version(pinned: int | None, sample: Sample, status: EngineStatus, completed: int) -> None:
+    if pinned is None:
+        return
+    if sample.versions is not None:
+        found = {int(version) for version in np.unique(sample.versions)}
+    else:
+        found = {status.version, completed}
+    if found - {pinned}:
+        raise InfraError("version_changed", f"the session is pinned to version {pinned}, the reply has {sorted(found)}")
+
+
+def _engine_fault(cause: str, detail: str) -> Fault:
+    """The detail names hosts, which are not the agent's business."""
+    error = CallError(503, cause, f"the inference engine failed ({cause})", retry_after=5)
+    return Fault(error, cause=cause, detail=detail)
+
+
+def _request_fault(error: EngineRefused) -> Fault:
+    if error.context_full:
+        return Fault(budget.spent("context", error.message), spent="context")
+    if error.status in (400, 422):
+        return Fault(CallError(400, "invalid_request", error.message, param=error.param))
+    return _engine_fault("engine_error", str(error))
+
+
+def _refusal(refused: Refused) -> Fault:
+    if refused.reason == "gone":
+        return Fault(unknown_key())
+    if refused.reason in ("sealed", "released", "busy"):
+        return Fault(sealed_session())
+    return Fault(budget.spent(refused.reason), spent=refused.reason)
+
+
+def _digest(text: msgspec.Raw) -> str:
+    return hashlib.sha256(memoryview(text)).hexdigest()

@@ -1,0 +1,166 @@
+"""The last bytes of a reply leave after its capture is committed; an agent that leaves ends its call.
+
+The head of the response is held until the call has ended or `GRACE_S` is over, so that a failure has its status code.
+After that the agent gets 200 and bytes that mean nothing (SSE comments, spaces before JSON) until the call ends; a late
+failure is an event of the dialect. Raw ASGI: a plain endpoint would not learn that its client has gone.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+from evener.trace.store import Mark, OpenedSession
+from evener_proxy.calls import Calls
+from evener_proxy.canonical import CallError, CallRequest, Dialect
+from evener_proxy.metrics import Metrics
+from evener_proxy.sessions import Flight, Sessions, sealed_session
+
+GRACE_S = 10.0
+KEEP_ALIVE_S = 10.0
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Seconds before the response head must leave, and between two keep-alives."""
+
+    grace_s: float = GRACE_S
+    keep_alive_s: float = KEEP_ALIVE_S
+
+
+class Delivery:
+    """Runs calls for ASGI connections whose request body has been read."""
+
+    def __init__(self, calls: Calls, sessions: Sessions, metrics: Metrics, patience: Patience) -> None:
+        self._calls = calls
+        self._sessions = sessions
+        self._metrics = metrics
+        self._patience = patience
+
+    async def answer(
+        self, session: OpenedSession, request: CallRequest, dialect: Dialect, receive: Receive, send: Send
+    ) -> None:
+        """Run one call and send what came of it. Raises CallError while the response head can still say so."""
+        task = asyncio.current_task()
+        assert task is not None, "ASGI applications run in tasks"
+        flight = Flight(session.spec.session_id, task)
+        response = _Response(send, dialect, request.stream, self._patience)
+        watching = asyncio.create_task(_watch(receive, flight))
+        self._sessions.flights.add(flight)
+        self._metrics.in_flight += 1
+        try:
+            await self._run(session, request, flight, response)
+        finally:
+            self._metrics.in_flight -= 1
+            self._sessions.flights.discard(flight)
+            watching.cancel()
+            response.stop()
+
+    async def _run(self, session: OpenedSession, request: CallRequest, flight: Flight, response: "_Response") -> None:
+        dialect = response.dialect
+        response.hold()
+        try:
+            answered = await self._calls.run(session, request, dialect.name)
+        except CallError as error:
+            flight.over = True
+            await response.fail(error)
+            return
+        except asyncio.CancelledError:
+            flight.over = True
+            if flight.cut is None:
+                raise
+            flight.task.uncancel()
+            if flight.cut == "sealed":
+                await response.fail(sealed_session())
+            return
+        flight.over = True
+        body = dialect.stream(request, answered.reply) if request.stream else dialect.render(request, answered.reply)
+        delivered = flight.cut != "left"
+        if delivered:
+            await response.finish(body)
+        else:
+            self._metrics.undelivered += 1
+        self._sessions.mark(Mark(session.spec.session_id, answered.number, "yes" if delivered else "no"))
+
+
+class _Response:
+    """One HTTP response: a held head, keep-alives once it is late, and an end."""
+
+    def __init__(self, send: Send, dialect: Dialect, stream: bool, patience: Patience) -> None:
+        self.dialect = dialect
+        self._send = send
+        self._stream = stream
+        self._patience = patience
+        self._timer: asyncio.TimerHandle | None = None
+        self._keeping: asyncio.Task[None] | None = None
+        self._started = False
+
+    def hold(self) -> None:
+        """Hold the head until the grace is over."""
+        self._timer = asyncio.get_running_loop().call_later(self._patience.grace_s, self._late)
+
+    def stop(self) -> None:
+        """Send no further keep-alive."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._keeping is not None:
+            self._keeping.cancel()
+
+    async def finish(self, body: bytes) -> None:
+        """Send the reply's last bytes."""
+        self.stop()
+        if not self._started:
+            length = (b"content-length", str(len(body)).encode())
+            await self._send(_start(200, [*self._headers(), length]))
+        await self._send(_chunk(body, more=False))
+
+    async def fail(self, error: CallError) -> None:
+        """End a late response with the error. Raises it while the head is held."""
+        self.stop()
+        if not self._started:
+            raise error
+        body = self.dialect.late_error(error) if self._stream else self.dialect.error(error)
+        await self._send(_chunk(body, more=False))
+
+    def _late(self) -> None:
+        self._keeping = asyncio.create_task(self._keep_alive())
+
+    async def _keep_alive(self) -> None:
+        filler = self.dialect.keep_alive_stream if self._stream else self.dialect.keep_alive_body
+        self._started = True
+        await self._send(_start(200, self._headers()))
+        while True:
+            await self._send(_chunk(filler, more=True))
+            await asyncio.sleep(self._patience.keep_alive_s)
+
+    def _headers(self) -> Headers:
+        if self._stream:
+            return [(b"content-type", self.dialect.stream_type), (b"cache-control", b"no-cache")]
+        return [(b"content-type", b"application/json")]
+
+
+async def send_json(send: Send, status: int, body: bytes, headers: Headers | None = None) -> None:
+    """A response in one piece."""
+    length = (b"content-length", str(len(body)).encode())
+    await send(_start(status, [(b"content-type", b"application/json"), length, *(headers or ())]))
+    await send(_chunk(body, more=False))
+
+
+def _start(status: int, headers: Headers) -> Message:
+    return {"type": "http.response.start", "status": status, "headers": headers}
+
+
+def _chunk(body: bytes, *, more: bool) -> Message:
+    return {"type": "http.response.body", "body": body, "more_body": more}
+
+
+async def _watch(receive: Receive, flight: Flight) -> None:
+    """Wait for the client to leave. The body has been read, so that the next message is the disconnect."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    flight.cancel("left")

@@ -1,0 +1,219 @@
+"""OpenAI's Chat Completions: a request becomes canonical without touching its messages, a reply is rendered from one sample.
+
+Source: the OpenAI API reference, "Chat Completions" and "Streaming". A streamed reply is made from the complete one, so that
+both forms say the same.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import msgspec
+
+from evener_proxy.canonical import CallError, CallRequest, Reply
+
+_FINISH = {"stop", "length", "tool_calls", "content_filter"}
+_TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
+
+
+# A union of Raw and None is not a type that msgspec decodes, so that what is absent is an empty Raw.
+_ABSENT = msgspec.Raw()
+
+
+class _StreamOptions(msgspec.Struct):
+    include_usage: bool = False
+
+
+class _Body(msgspec.Struct):
+    messages: list[msgspec.Raw]
+    model: str = ""
+    tools: msgspec.Raw = _ABSENT
+    tool_choice: msgspec.Raw = _ABSENT
+    parallel_tool_calls: bool | None = None
+    response_format: msgspec.Raw = _ABSENT
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+    stop: str | list[str] | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    n: int | None = None
+    seed: int | None = None
+
+
+class _Role(msgspec.Struct):
+    role: str
+
+
+class _Format(msgspec.Struct):
+    type: str
+
+
+_SAMPLING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "n",
+    "seed",
+    "stop",
+    "max_tokens",
+    "max_completion_tokens",
+)
+_body = msgspec.json.Decoder(_Body)
+_role = msgspec.json.Decoder(_Role)
+_encode = msgspec.json.Encoder().encode
+
+
+class ChatDialect:
+    """See `evener_proxy.canonical.Dialect`."""
+
+    name = "chat"
+    stream_type = b"text/event-stream; charset=utf-8"
+    keep_alive_stream = b": keep-alive\n\n"
+    keep_alive_body = b" "
+
+    def parse(self, body: bytes) -> CallRequest:
+        """Decode a request. Raises CallError 400 that names the field."""
+        try:
+            asked = _body.decode(body)
+            messages, systems = _messages(asked.messages)
+            constrained = _constrained(asked)
+        except msgspec.DecodeError as error:
+            raise CallError(400, "invalid_request", str(error)) from error
+        return CallRequest(
+            model=asked.model,
+            messages=messages,
+            systems=systems,
+            tools=_given(asked.tools),
+            tool_choice=_given(asked.tool_choice),
+            parallel_tool_calls=asked.parallel_tool_calls,
+            response_format=_given(asked.response_format) if constrained == "response_format" else None,
+            stop=[asked.stop] if isinstance(asked.stop, str) else asked.stop,
+            max_tokens=_max_tokens(asked),
+            stream=bool(asked.stream),
+            include_usage=asked.stream_options is not None and asked.stream_options.include_usage,
+            constrained=constrained,
+            asked={name: value for name in _SAMPLING if (value := getattr(asked, name)) is not None},
+        )
+
+    def render(self, request: CallRequest, reply: Reply) -> bytes:
+        """A ``chat.completion``."""
+        message: dict[str, Any] = {"role": "assistant", "content": reply.content, "refusal": None}
+        if reply.reasoning is not None:
+            message["reasoning"] = reply.reasoning
+        if reply.tool_calls:
+            message["tool_calls"] = _tool_calls(reply)
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _finish(reply)}
+        return _encode(_head(request, reply, "chat.completion") | {"choices": [choice], "usage": _usage(reply)})
+
+    def stream(self, request: CallRequest, reply: Reply) -> bytes:
+        """The ``chat.completion.chunk`` events: role, reasoning, content, tool calls, finish, usage where asked, ``[DONE]``."""
+        head = _head(request, reply, "chat.completion.chunk")
+        if request.include_usage:
+            head["usage"] = None
+        chunks = [_event(head | {"choices": [choice]}) for choice in _choices(reply)]
+        if request.include_usage:
+            chunks.append(_event(head | {"choices": [], "usage": _usage(reply)}))
+        return b"".join((*chunks, b"data: [DONE]\n\n"))
+
+    def error(self, error: CallError) -> bytes:
+        """OpenAI's error envelope."""
+        kind = _TYPES.get(error.status, "server_error" if error.status >= 500 else "invalid_request_error")
+        return _encode({"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}})
+
+    def late_error(self, error: CallError) -> bytes:
+        """An event with the error envelope, which OpenAI's clients raise."""
+        return b"data: " + self.error(error) + b"\n\ndata: [DONE]\n\n"
+
+
+def _messages(raw: list[msgspec.Raw]) -> tuple[list[msgspec.Raw], int]:
+    """The messages, and how many leading ones are system messages. A ``developer`` becomes a ``system``: few chat templates
+    know the role.
+    """
+    if not raw:
+        raise CallError(400, "invalid_request", "messages must not be empty", param="messages")
+    messages: list[msgspec.Raw] = []
+    systems = 0
+    for message in raw:
+        role = _role.decode(message).role
+        if role == "developer":
+            document: dict[str, Any] = msgspec.json.decode(message)
+            messages.append(msgspec.Raw(_encode(document | {"role": "system"})))
+        else:
+            messages.append(message)
+        if role in ("system", "developer") and systems == len(messages) - 1:
+            systems += 1
+    return messages, systems
+
+
+def _given(raw: msgspec.Raw) -> msgspec.Raw | None:
+    """None where a field is absent, null or an empty list."""
+    return None if bytes(raw) in (b"", b"null", b"[]") else raw
+
+
+def _constrained(asked: _Body) -> Literal["response_format", "tool_choice"] | None:
+    wanted = _given(asked.response_format)
+    if wanted is not None and msgspec.json.decode(wanted, type=_Format).type != "text":
+        return "response_format"
+    choice = _given(asked.tool_choice)
+    if choice is not None and bytes(choice) not in (b'"auto"', b'"none"'):
+        return "tool_choice"
+    return None
+
+
+def _max_tokens(asked: _Body) -> int | None:
+    limit = asked.max_completion_tokens if asked.max_completion_tokens is not None else asked.max_tokens
+    if limit is not None and limit < 1:
+        raise CallError(400, "invalid_request", "max_tokens must be at least 1", param="max_tokens")
+    return limit
+
+
+def _head(request: CallRequest, reply: Reply, kind: str) -> dict[str, Any]:
+    return {"id": reply.id, "object": kind, "created": reply.created, "model": request.model}
+
+
+def _usage(reply: Reply) -> dict[str, int]:
+    return {
+        "prompt_tokens": reply.prompt_tokens,
+        "completion_tokens": reply.completion_tokens,
+        "total_tokens": reply.prompt_tokens + reply.completion_tokens,
+    }
+
+
+def _finish(reply: Reply) -> str:
+    """vLLM knows reasons that OpenAI's clients do not (``repetition``): the reply is over, so they are ``stop``."""
+    return reply.finish_reason if reply.finish_reason in _FINISH else "stop"
+
+
+def _tool_calls(reply: Reply) -> list[dict[str, Any]]:
+    return [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call in reply.tool_calls
+    ]
+
+
+def _choices(reply: Reply) -> Iterator[dict[str, Any]]:
+    deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
+    if reply.reasoning:
+        deltas.append({"reasoning": reply.reasoning})
+    if reply.content:
+        deltas.append({"content": reply.content})
+    deltas += [{"tool_calls": [{"index": index} | call]} for index, call in enumerate(_tool_calls(reply))]
+    for delta in deltas:
+        yield {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
+    yield {"index": 0, "delta": {}, "logprobs": None, "finish_reason": _finish(reply)}
+
+
+def _event(document: dict[str, Any]) -> bytes:
+    return b"data: " + _encode(document) + b"\n\n"

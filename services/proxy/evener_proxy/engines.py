@@ -1,0 +1,88 @@
+"""A call goes to the engine that has its session's prefix cached, or to the next one that answers.
+
+Each engine is asked for its status every second, so that a call knows the policy version at its dispatch and completion
+without a trip of its own. Used by the calls and by ``/readyz``.
+"""
+
+import asyncio
+import zlib
+from typing import TYPE_CHECKING
+
+from evener import log
+from evener.engines.sampler import EngineRefused, EngineStatus, EngineUnavailable, Sampler
+from evener.errors import InfraError
+
+if TYPE_CHECKING:
+    from evener.trace.record import Level
+
+POLL_S = 1.0
+_log = log.get("proxy")
+
+
+class Engine:
+    """One engine and what it said last. ``problem`` is None while it answers."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self.sampler = sampler
+        self.status: EngineStatus | None = None
+        self.level: Level | None = None
+        self.problem: str | None = "not asked yet"
+
+    def unfit(self, version: int | None) -> int:
+        """0: fit; 1: serves another version than the pinned one; 2: does not answer."""
+        if self.problem is not None or self.status is None:
+            return 2
+        return int(version is not None and self.status.version != version)
+
+    async def refresh(self) -> EngineStatus:
+        """Ask for the status now. Raises EngineUnavailable, EngineRefused or InfraError."""
+        try:
+            self.status = await self.sampler.status()
+        except (EngineUnavailable, EngineRefused, InfraError) as error:
+            self.problem = str(error)
+            raise
+        self.problem = None
+        return self.status
+
+    async def watch(self) -> None:
+        """Refresh for ever; probe the capture level once an engine answers."""
+        while True:
+            try:
+                status = await self.refresh()
+                if self.level is None:
+                    self.level = await self.sampler.probe(status.model)
+                    _log.info("engine", url=self.sampler.name, model=status.model, level=self.level)
+            except (EngineUnavailable, EngineRefused, InfraError) as error:
+                _log.debug("engine_status", url=self.sampler.name, problem=str(error))
+            await asyncio.sleep(POLL_S)
+
+
+class Engines:
+    """The engines of one policy."""
+
+    def __init__(self, samplers: list[Sampler]) -> None:
+        self.all = [Engine(sampler) for sampler in samplers]
+
+    async def pick(self, session_id: str, *, attempt: int, version: int | None) -> tuple[Engine, EngineStatus]:
+        """The session's own engine for attempt 0, others for later ones.
+
+        Engines that do not answer come last, and before them those that serve another version than a pinned one.
+        Raises EngineUnavailable.
+        """
+        start = zlib.crc32(session_id.encode())
+        count = len(self.all)
+        rotated = [self.all[(start + place) % count] for place in range(count)]
+        ordered = sorted(rotated, key=lambda engine: engine.unfit(version)) if count > 1 else rotated
+        engine = ordered[attempt % count]
+        if engine.status is not None:
+            return engine, engine.status
+        try:
+            return engine, await engine.refresh()
+        except (EngineRefused, InfraError) as error:
+            raise EngineUnavailable(str(error)) from error
+
+    def problems(self) -> list[str]:
+        """What keeps the engines from serving, one line each; empty while at least one serves."""
+        if any(engine.problem is None for engine in self.all):
+            return []
+        return [f"engine {engine.sampler.name}: {engine.problem}" for engine in self.all]

@@ -1,0 +1,136 @@
+"""No session, no answer; and a sealed session's calls end within a second, on whichever replica they are.
+
+Holds the calls in flight of this replica, the lease that proves it alive, and a bounded cache of session specs by key hash
+(they never change). Whether a session is still open is not cached: every call's intent asks.
+"""
+
+import asyncio
+import hashlib
+import secrets
+from dataclasses import dataclass
+from typing import Literal
+
+from redis.exceptions import RedisError
+
+from evener import log
+from evener.ids import new_id
+from evener.messages import Sealed
+from evener.trace.session import SessionSpec
+from evener.trace.store import Mark, OpenedSession, TraceStore
+from evener_proxy.canonical import CallError
+
+BEAT_S = 1.0
+LEASE_S = 15.0  # a replica that is silent for this long is dead; a busy machine stalls an event loop for seconds
+MARKS_S = 0.05
+_CACHED = 4096
+_log = log.get("proxy")
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """A call in flight: the task that serves it, and why it was cut. Once ``over``, what is left is sending."""
+
+    session_id: str
+    task: "asyncio.Task[None]"
+    cut: Literal["left", "sealed"] | None = None
+    over: bool = False
+
+    def cancel(self, cut: Literal["left", "sealed"]) -> None:
+        """Abort the call, once."""
+        if self.cut is None:
+            self.cut = cut
+            if not self.over:
+                self.task.cancel()
+
+
+class Sessions:
+    """The sessions that this replica serves."""
+
+    def __init__(self, store: TraceStore) -> None:
+        self.store = store
+        self.replica = new_id()
+        self.flights: set[Flight] = set()
+        self._specs: dict[str, OpenedSession] = {}
+        self._marks: list[Mark] = []
+        self._marked = asyncio.Event()
+
+    async def open(self, spec: SessionSpec) -> str:
+        """Make a session and return its key, which is never stored. Raises SessionExists."""
+        key = "sk-evener-" + secrets.token_urlsafe(32)
+        await self.store.open(spec, hash_key(key))
+        return key
+
+    async def find(self, key: str | None, *, cached: bool = True) -> OpenedSession:
+        """The session of a key; ``cached``: it may have been deleted since. Raises CallError 401."""
+        if not key:
+            raise CallError(401, "invalid_api_key", "no API key was given")
+        hashed = hash_key(key)
+        session = self._specs.get(hashed) if cached else None
+        if session is None:
+            session = await self.store.by_key(hashed)
+            if session is None:
+                raise unknown_key()
+            if len(self._specs) >= _CACHED:
+                del self._specs[next(iter(self._specs))]
+            self._specs[hashed] = session
+        return session
+
+    async def seal(self, session_id: str) -> Sealed | None:
+        """Close a session, and abort what this replica holds of it at once."""
+        await self._flush()
+        sealed = await self.store.seal(session_id)
+        self._cut({session_id})
+        return sealed
+
+    def mark(self, mark: Mark) -> None:
+        """Note a delivery; it is written within `MARKS_S`, and before a seal by this replica."""
+        self._marks.append(mark)
+        self._marked.set()
+
+    async def watch(self) -> None:
+        """Prolong the lease and abort the calls of sessions that are no longer open, for ever."""
+        while True:
+            try:
+                ended = await self.store.beat(
+                    self.replica, lease_s=LEASE_S, sessions={flight.session_id for flight in self.flights}
+                )
+                self._cut(ended)
+            except RedisError as error:
+                _log.error("beat_failed", error=str(error))
+            await asyncio.sleep(BEAT_S)
+
+    async def flush_marks(self) -> None:
+        """Write marks together, for ever."""
+        while True:
+            await self._marked.wait()
+            await asyncio.sleep(MARKS_S)
+            try:
+                await self._flush()
+            except RedisError as error:
+                _log.error("marks_failed", error=str(error))
+
+    async def _flush(self) -> None:
+        marks, self._marks = self._marks, []
+        self._marked.clear()
+        if marks:
+            await self.store.mark(marks)
+
+    def _cut(self, sessions: set[str]) -> None:
+        for flight in tuple(self.flights):
+            if flight.session_id in sessions:
+                flight.cancel("sealed")
+
+
+def hash_key(key: str) -> str:
+    """SHA-256 of a key, as it is stored. Keys are 256 random bits: no salt is needed."""
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def unknown_key() -> CallError:
+    """No session has this key."""
+    return CallError(401, "invalid_api_key", "unknown API key")
+
+
+def sealed_session() -> CallError:
+    """The session takes no further call."""
+    return CallError(403, "session_sealed", "this session is closed; no further call is answered")

@@ -1,0 +1,90 @@
+"""What an attempt finds when its agent starts: the task's workspace, the installed agent, the proxy, and its key in a file.
+
+From a lease's task bundle to a sandbox that wants only the agent's command. Nothing of the grader's side is ever fetched.
+Called by the attempt.
+"""
+
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from evener.api import RolloutLease
+from evener.archive import tar_of_files, tar_of_folder
+from evener.errors import InputError, TaskError
+from evener.log import get
+from evener.sandbox import HOME, WORKSPACE, Folder, Kind, Limits, Mount, Sandbox, SandboxSpec, create
+from evener.sandbox.initial import lay_out, limits_of
+from evener.settings import Settings
+from evener.tasks import read_toml, unpack
+from evener_runner import compile_cache, install
+from evener_runner.harnesses import NODE, Access, Harness
+
+MODEL = "policy"
+"""The model's name for every agent: the session decides which policy answers."""
+WINDOW = 32768
+"""Context tokens that an agent is told of where the budget names none; the proxy knows the engine's own."""
+_SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
+
+_log = get("runner")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A task as a runner sees it. ``wall_s``: the budget's time, or the task's own limit where that is shorter."""
+
+    instruction: str
+    workspace: bytes
+    wall_s: float
+    limits: Limits
+
+
+def read_job(bundle: bytes, lease: RolloutLease, folder: Folder) -> Job:
+    """Unpack the agent's side of a task. Blocks. Raises TaskError ``task_setup``."""
+    task = folder.path / "task"
+    try:
+        unpack(bundle, task)
+        toml = read_toml(task / "task.toml")
+        instruction = (task / "instruction.md").read_text()
+    except (OSError, tarfile.TarError, InputError) as error:
+        raise TaskError("task_setup", f"{lease.task_id}: {error}") from error
+    workspace = folder.path / "initial"
+    lay_out(task / "environment", workspace)
+    wall_s = min(lease.budget.wall_s, toml.agent.timeout_sec or lease.budget.wall_s)
+    return Job(instruction.strip() + "\n", tar_of_folder(workspace), wall_s, limits_of(toml))
+
+
+async def make_sandbox(harness: Harness, job: Job, kind: Kind, folder: Folder, settings: Settings) -> Sandbox:
+    """A sandbox with the agent and the workspace in it. Raises InfraError."""
+    installation = await install.ensure(harness, settings.cache, _say)
+    mounts = [Mount(installation.node, NODE), Mount(installation.prefix, harness.prefix)]
+    env = {"NODE_DISABLE_COMPILE_CACHE": "1"}
+    if kind == "bubblewrap":
+        cache = await compile_cache.ensure(harness, installation, settings.cache, sandboxes(settings))
+        mounts.append(Mount(cache, compile_cache.COMPILE_CACHE))
+        env = {"NODE_COMPILE_CACHE": compile_cache.COMPILE_CACHE}
+    spec = SandboxSpec(folder, mounts=tuple(mounts), env={**env, **harness.env}, limits=job.limits, proxy_url=settings.proxy)
+    sandbox = await create(kind, spec)
+    try:
+        await sandbox.upload(job.workspace, WORKSPACE)
+    except BaseException:
+        await sandbox.destroy()
+        raise
+    return sandbox
+
+
+async def hand_over(sandbox: Sandbox, harness: Harness, lease: RolloutLease, key: str) -> tuple[list[str], dict[str, str]]:
+    """Give the agent its key; returns the command that starts it, and its environment."""
+    assert sandbox.proxy_url is not None, "an agent's sandbox reaches the proxy"
+    access = Access(sandbox.proxy_url, key, MODEL, lease.budget.context_tokens or WINDOW)
+    await sandbox.upload(tar_of_files(harness.files(access)), HOME)
+    command, *arguments = harness.argv(lease.harness.profile, access)
+    return [sandbox.locate(command), *arguments], {"PATH": f"{sandbox.locate(NODE)}/bin:{_SYSTEM_PATH}"}
+
+
+def _say(step: str) -> None:
+    _log.info(step)
+
+
+def sandboxes(settings: Settings) -> Path:
+    """The folder of this host's sandboxes."""
+    return settings.data / "sandboxes"

@@ -1,0 +1,23 @@
+"""What a person reads when a rollout surprises him: the agent's output and what we saw, without a secret.
+
+Called by the attempt.
+"""
+
+from collections.abc import Iterable
+
+from evener.sandbox import ExecResult
+from evener_runner.outcome import Verdict
+
+
+def compose(verdict: Verdict, result: ExecResult | None, left_out: list[str], secrets: Iterable[str]) -> bytes:
+    """A rollout's log as text in UTF-8; every occurrence of a secret is masked."""
+    parts = [f"outcome: {verdict.outcome} {verdict.cause or ''} {verdict.detail}".rstrip().encode() + b"\n"]
+    if result is not None:
+        parts.append(f"exit code: {result.exit_code}, after {result.seconds:.2f} s\n".encode())
+        parts += [b"--- stdout\n", result.stdout, b"\n--- stderr\n", result.stderr, b"\n"]
+    if left_out:
+        parts += [b"--- left out of the snapshot\n", "\n".join(left_out).encode(errors="replace"), b"\n"]
+    text = b"".join(parts)
+    for secret in secrets:
+        text = text.replace(secret.encode(), b"***")
+    return text.decode(errors="replace").encode()

@@ -1,0 +1,147 @@
+"""No command is held for a rollout's life, and no claimed attempt is forgotten: each ends in a report, or its lease is lost.
+
+A runner takes a command only while it has a free slot, claims the attempt, acknowledges at once, and runs it in a task of
+its own. A refused claim means that another has it: acknowledged and dropped. Built by `service.serve`.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from evener import log
+from evener.api import Refused, RolloutLease
+from evener.bus.port import Bus, Delivery
+from evener.errors import EvenerError, InfraError, InputError, Outcome
+from evener.ids import session_id
+from evener.messages import ROLLOUTS, RolloutFinished, RunRollout
+from evener_runner.attempt import Attempt, Tools
+from evener_runner.harnesses import HARNESSES, Harness, find
+
+STOP_S = 3.5
+"""After this long a stopped attempt is abandoned; its lease expires. Ctrl-C has to be over within 5 s."""
+_RETRY_S = 1.0
+
+T = TypeVar("T")
+_log = log.get("runner")
+
+
+class Runner:
+    """Runs at most ``slots`` attempts at once."""
+
+    def __init__(self, bus: Bus, tools: Tools, *, name: str, slots: int, harnesses: dict[str, Harness] = HARNESSES) -> None:
+        self._bus = bus
+        self._tools = tools
+        self._name = name
+        self._slots = slots
+        self._harnesses = harnesses
+        self._attempts: dict[asyncio.Task[None], Attempt | None] = {}
+        self._freed = asyncio.Event()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Take commands until ``stop`` is set, then end every attempt within `STOP_S`."""
+        try:
+            while not stop.is_set():
+                # Closed while every slot is taken, so that a waiting command goes to another runner.
+                async with self._bus.consume(ROLLOUTS, prefetch=1) as consumer:
+                    while len(self._attempts) < self._slots and not stop.is_set():
+                        delivery = await unless(stop, consumer.get())
+                        if delivery is not None:
+                            await self._take(delivery, stop)
+                self._freed.clear()
+                if len(self._attempts) >= self._slots:
+                    await unless(stop, self._freed.wait())
+        finally:
+            await self._end_all()
+
+    async def _take(self, delivery: Delivery, stop: asyncio.Event) -> None:
+        message = delivery.message
+        if not isinstance(message, RunRollout):
+            await delivery.reject(f"{type(message).__name__} is no command to a runner")
+            return
+        session = session_id(message.rollout_id, message.attempt)
+        try:
+            lease = await unless(stop, self._tools.api.claim_rollout(session, runner=self._name))
+        except (Refused, InputError) as error:
+            _log.info("command dropped", session=session, reason=str(error))
+            await delivery.ack()
+        except InfraError as error:
+            _log.error("no claim", session=session, error=str(error))
+            await delivery.hand_back()
+            await unless(stop, asyncio.sleep(_RETRY_S))
+        else:
+            if lease is None:
+                await delivery.hand_back()
+                return
+            await delivery.ack()
+            self._start(lease)
+
+    def _start(self, lease: RolloutLease) -> None:
+        task = asyncio.create_task(self._attempt(lease), name=lease.session_id)
+        self._attempts[task] = None
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        del self._attempts[task]
+        self._freed.set()
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            _log.error("attempt without a report", session=task.get_name(), exc_info=error)
+
+    async def _attempt(self, lease: RolloutLease) -> None:
+        """Run one attempt and report it. A fault that nobody foresaw is reported as ours."""
+        task = asyncio.current_task()
+        assert task is not None
+        report: RolloutFinished | None
+        try:
+            attempt = Attempt(lease, find(lease.harness, self._harnesses), self._tools)
+            self._attempts[task] = attempt
+            report = await attempt.run()
+        except EvenerError as error:
+            report = _fault(lease, error.cause, error.detail)
+        except Exception as error:  # noqa: BLE001 - the supervisor of attempts
+            _log.error("attempt failed", session=lease.session_id, exc_info=error)
+            report = _fault(lease, "internal", f"{type(error).__name__}: {error}")
+        if report is None:
+            _log.info("lease lost", session=lease.session_id)
+            return
+        await self._bus.publish(report)
+        _log.info("attempt ended", session=lease.session_id, outcome=report.outcome, cause=report.cause)
+
+    async def _end_all(self) -> None:
+        tasks = set(self._attempts)
+        for attempt in self._attempts.values():
+            if attempt is not None:
+                attempt.stop("service")
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=STOP_S)
+            for task in late:
+                task.cancel()
+            if late:
+                await asyncio.wait(late, timeout=1.0)
+
+
+def _fault(lease: RolloutLease, cause: str, detail: str) -> RolloutFinished:
+    return RolloutFinished(
+        rollout_id=lease.rollout_id,
+        attempt=lease.attempt,
+        lease=lease.lease,
+        outcome=Outcome.INFRA_ERROR,
+        cause=cause,
+        detail=detail[:500],
+    )
+
+
+async def unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+    """The result of ``work``; None where ``stop`` is set before it is there."""
+    task, stopped = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+    finally:
+        stopped.cancel()
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait({task})
+    return None

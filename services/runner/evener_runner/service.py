@@ -1,0 +1,60 @@
+"""The runner as a service: until it is stopped, agents run; when `serve` returns, none of its agents lives.
+
+Called by ``evener serve runner`` and by the embedded stack, with resources that they made.
+"""
+
+import asyncio
+
+from evener.api import ApiClient, RolloutLease
+from evener.blobs import Blobs
+from evener.bus.port import Bus
+from evener.errors import InfraError
+from evener.proxy_admin import ProxyAdmin, SessionConflict
+from evener.settings import Settings
+from evener.trace.session import SessionSpec
+from evener_runner import reaper
+from evener_runner.attempt import Tools
+from evener_runner.furnish import sandboxes
+from evener_runner.outcome import SessionState
+from evener_runner.runner import Runner
+
+
+async def serve(settings: Settings, bus: Bus, blobs: Blobs, *, stop: asyncio.Event, name: str) -> None:
+    """Run agents until ``stop`` is set; ``name`` is this runner's in the ledger."""
+    api = ApiClient(settings.api, settings.api_token.get_secret_value())
+    admin = ProxyAdmin(settings.admin, settings.admin_token.get_secret_value())
+    async with api, admin, asyncio.TaskGroup() as tasks:
+        tools = Tools(settings, api, _ProxySessions(admin), blobs)
+        tasks.create_task(reaper.run(sandboxes(settings), stop))
+        tasks.create_task(Runner(bus, tools, name=name, slots=settings.runner_slots).run(stop))
+
+
+class _ProxySessions:
+    """The proxy's admin client in the shape of `evener_runner.attempt.Sessions`."""
+
+    def __init__(self, admin: ProxyAdmin) -> None:
+        self._admin = admin
+
+    async def open(self, lease: RolloutLease) -> str:
+        spec = SessionSpec(
+            session_id=lease.session_id,
+            rollout_id=lease.rollout_id,
+            attempt=lease.attempt,
+            harness=lease.harness.name,
+            policy=lease.policy,
+            purpose=lease.purpose,
+            version=lease.version,
+            sampling=lease.sampling,
+            budget=lease.budget,
+            prompt_mode=lease.prompt_mode,
+        )
+        try:
+            return await self._admin.open(spec)
+        except SessionConflict as error:
+            raise InfraError("session_lost", f"{lease.session_id} was opened before, and its key is gone") from error
+
+    async def read(self, session_id: str) -> SessionState:
+        return await self._admin.read(session_id)
+
+    async def seal(self, session_id: str) -> SessionState:
+        return await self._admin.seal(session_id)

@@ -1,0 +1,104 @@
+import io
+import os
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from evener.archive import UnsafeArchive
+from evener.errors import InputError
+from evener.tasks import agent_bundle, grader_bundle, read_task, read_tasks, task_digest, unpack
+
+
+def make(folder: Path) -> Path:
+    for name, text in {
+        "task.toml": 'schema_version = "1.4"\n[metadata]\ncategory = "modes"\n[verifier]\ntimeout_sec = 5\n',
+        "instruction.md": "Do it.\n",
+        "environment/Dockerfile": "FROM debian:bookworm-slim\n",
+        "environment/workspace/a.txt": "a\n",
+        "tests/test.sh": "echo 1 > /logs/verifier/reward.txt\n",
+        "solution/solve.sh": "true\n",
+    }.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+def test_read(tmp_path):
+    task = read_task(make(tmp_path / "one"))
+    assert (task.id, task.family, task.toml.verifier.timeout_sec) == ("one", "modes", 5)
+    assert [t.id for t in read_tasks(tmp_path)] == ["one"]
+    assert [t.id for t in read_tasks(tmp_path / "one")] == ["one"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("task.toml", "x = [", "task.toml: "),
+        ("task.toml", "[verifier]\ntimeout_sec = -1\n", "task.toml: verifier.timeout_sec: "),
+        ("task.toml", "[verifier]\ntimeout_sec = 'soon'\n", "task.toml: verifier.timeout_sec: "),
+        ("task.toml", None, "task.toml: No such file"),
+        ("instruction.md", " \n", "instruction.md: is empty"),
+        ("instruction.md", None, "instruction.md"),
+        ("tests/test.sh", None, "tests/test.sh: is missing"),
+    ],
+)
+def test_errors_name_file_and_field(tmp_path, name: str, text: str | None, says: str):
+    path = make(tmp_path / "one") / name
+    path.unlink() if text is None else path.write_text(text)
+    with pytest.raises(InputError) as caught:
+        read_tasks(tmp_path)
+    assert says in str(caught.value)
+
+
+def test_an_empty_folder_and_none(tmp_path):
+    with pytest.raises(InputError, match="holds no task directory"):
+        read_tasks(tmp_path)
+    with pytest.raises(InputError, match="is not a folder of tasks"):
+        read_tasks(tmp_path / "absent")
+
+
+def names_in(bundle: bytes) -> set[str]:
+    with tarfile.open(fileobj=io.BytesIO(bundle)) as archive:
+        return set(archive.getnames())
+
+
+def test_held_out_the_agent_side_holds_no_test_and_no_solution(tmp_path):
+    task = read_task(make(tmp_path / "one"))
+    assert names_in(agent_bundle(task)) == {
+        "task.toml",
+        "instruction.md",
+        "environment",
+        "environment/Dockerfile",
+        "environment/workspace",
+        "environment/workspace/a.txt",
+    }
+    assert names_in(grader_bundle(task)) == {"task.toml", "tests", "tests/test.sh", "solution", "solution/solve.sh"}
+
+
+def test_the_digest_depends_on_content_alone(tmp_path):
+    one, two = read_task(make(tmp_path / "a" / "one")), read_task(make(tmp_path / "b" / "one"))
+    os.utime(two.folder / "instruction.md", (1, 1))
+    digests = [task_digest(agent_bundle(t), grader_bundle(t)) for t in (one, two)]
+    assert digests[0] == digests[1]
+    (two.folder / "tests/test.sh").write_text("echo 0 > /logs/verifier/reward.txt\n")
+    assert task_digest(agent_bundle(two), grader_bundle(two)) != digests[0]
+
+
+def test_unpack_gives_the_files_back_and_refuses_to_leave_the_folder(tmp_path):
+    task = read_task(make(tmp_path / "one"))
+    unpack(agent_bundle(task), tmp_path / "out")
+    assert (tmp_path / "out/environment/workspace/a.txt").read_text() == "a\n"
+    evil = io.BytesIO()
+    with tarfile.open(fileobj=evil, mode="w") as archive:
+        archive.addfile(tarfile.TarInfo("../escaped"), io.BytesIO(b""))
+    with pytest.raises(UnsafeArchive):
+        unpack(evil.getvalue(), tmp_path / "out")
+    assert not (tmp_path / "escaped").exists()
+
+
+def test_a_link_is_not_bundled(tmp_path):
+    folder = make(tmp_path / "one")
+    (folder / "environment/workspace/link").symlink_to("/etc/passwd")
+    with pytest.raises(InputError, match="only files and folders"):
+        agent_bundle(read_task(folder))

@@ -1,0 +1,89 @@
+"""Groups as the API gives them out, and a policy small enough to train in a test."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from evener.api import GroupOrder, TrainedRollout, TrainedSequence
+from evener.ids import new_id
+from evener_learner.admission import sequence_digest
+
+VOCABULARY = 64
+
+
+def sequence(
+    ids: Sequence[int],
+    mask: Sequence[int],
+    logprobs: Sequence[float] | None = None,
+    versions: Sequence[int] | int = 1,
+    *,
+    name: str | None = None,
+) -> TrainedSequence:
+    """A sequence with the right digest; log-probabilities default to -1 and versions to 1 where the mask is 1."""
+    trained = np.asarray(mask, np.uint8)
+    values = np.where(trained, -1.0, 0.0) if logprobs is None else np.asarray(logprobs)
+    arrays = (
+        np.asarray(ids, "<i4").tobytes(),
+        trained.tobytes(),
+        values.astype("<f4").tobytes(),
+        (np.asarray(versions, "<i4") * (trained != 0)).astype("<i4").tobytes(),
+    )
+    return TrainedSequence(
+        sequence_id=name or new_id(),
+        ids=arrays[0],
+        mask=arrays[1],
+        logprobs=arrays[2],
+        versions=arrays[3],
+        digest=sequence_digest(*arrays),
+    )
+
+
+def rollout(reward: float, *sequences: TrainedSequence, name: str | None = None) -> TrainedRollout:
+    """A finished rollout."""
+    return TrainedRollout(
+        rollout_id=name or new_id(), outcome="finished", score=reward, reward=reward, sequences=list(sequences)
+    )
+
+
+def group(*rollouts: TrainedRollout, name: str | None = None, run_id: str = "run") -> GroupOrder:
+    """A closed group."""
+    return GroupOrder(
+        group_id=name or new_id(), run_id=run_id, task_id="task", harness="pi", temperature=1.0, rollouts=list(rollouts)
+    )
+
+
+def pair(version: int = 1, name: str | None = None) -> GroupOrder:
+    """The smallest group with a signal, sampled by ``version``."""
+    return group(
+        rollout(1.0, sequence([1, 2, 3], [0, 1, 1], versions=version)),
+        rollout(0.0, sequence([1, 2, 4], [0, 1, 1], versions=version)),
+        name=name,
+    )
+
+
+def tiny_policy(folder: Path, *, hidden: int = 32, seed: int = 0) -> Path:
+    """A random Qwen3 policy folder with a tokenizer."""
+    import torch
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        pad_token_id=0,
+        eos_token_id=1,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    words = models.WordLevel({f"w{token}": token for token in range(VOCABULARY)}, unk_token="w2")
+    PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words), pad_token="w0", eos_token="w1").save_pretrained(folder)
+    return folder

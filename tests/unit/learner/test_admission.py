@@ -1,0 +1,161 @@
+"""Invariants 1, 2, 10 and 11 at the learner's door."""
+
+import math
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evener.api import GroupOrder, TrainedSequence
+from evener_learner.admission import Group, Reason, Refusal, admit, judge_versions, sequence_digest
+from tests.unit.learner.making import VOCABULARY, group, pair, rollout, sequence
+
+
+def verdict(order: GroupOrder, trained: set[str] | None = None) -> Group | Refusal:
+    return admit(order, vocabulary=VOCABULARY, temperature=1.0, trained=trained or set())
+
+
+def reason(order: GroupOrder, trained: set[str] | None = None) -> Reason:
+    refusal = verdict(order, trained)
+    assert isinstance(refusal, Refusal)
+    assert refusal.group_id == order.group_id
+    assert refusal.disposition == ("skipped" if refusal.reason == Reason.NO_SIGNAL else "rejected")
+    return refusal.reason
+
+
+def spoilt(**changes: bytes) -> GroupOrder:
+    """A pair whose first sequence has other arrays, with a digest that fits them."""
+    order = pair()
+    first = order.rollouts[0].sequences[0]
+    arrays = {"ids": first.ids, "mask": first.mask, "logprobs": first.logprobs, "versions": first.versions} | changes
+    bad = msgspec.structs.replace(first, **arrays, digest=sequence_digest(**arrays))
+    return msgspec.structs.replace(
+        order, rollouts=[msgspec.structs.replace(order.rollouts[0], sequences=[bad]), order.rollouts[1]]
+    )
+
+
+def floats(*values: float) -> bytes:
+    return np.asarray(values, "<f4").tobytes()
+
+
+def ints(*values: int) -> bytes:
+    return np.asarray(values, "<i4").tobytes()
+
+
+def test_exact_rows_are_the_engine_s_own_tokens() -> None:
+    admitted = verdict(pair())
+    assert isinstance(admitted, Group)
+    assert [row.ids.tolist() for row in admitted.rows] == [[1, 2, 3], [1, 2, 4]]
+    assert [row.mask.tolist() for row in admitted.rows] == [[0, 1, 1], [0, 1, 1]]
+    assert [row.logprobs.tolist() for row in admitted.rows] == [[0, -1, -1], [0, -1, -1]]
+    assert [round(row.advantage, 6) for row in admitted.rows] == [1, -1]
+    assert admitted.versions == {1}
+
+
+@pytest.mark.parametrize(
+    ("order", "expected"),
+    [
+        (spoilt(logprobs=floats(0, math.nan, -1)), Reason.LOGPROB_INVALID),
+        (spoilt(logprobs=floats(0, -math.inf, -1)), Reason.LOGPROB_INVALID),
+        (spoilt(logprobs=floats(0, 0.5, -1)), Reason.LOGPROB_INVALID),
+        (spoilt(logprobs=floats(-1, -1, -1)), Reason.LOGPROB_INVALID),
+        (spoilt(ids=ints(1, 2)), Reason.LENGTHS_DIFFER),
+        (spoilt(versions=ints(0, 1)), Reason.LENGTHS_DIFFER),
+        (spoilt(ids=b"", mask=b"", logprobs=b"", versions=b""), Reason.LENGTHS_DIFFER),
+        (spoilt(ids=ints(1, 2, VOCABULARY)), Reason.ID_OUT_OF_RANGE),
+        (spoilt(ids=ints(1, -2, 3)), Reason.ID_OUT_OF_RANGE),
+        (spoilt(mask=bytes([0, 1, 2])), Reason.MASK_INVALID),
+        (spoilt(mask=bytes([1, 1, 1])), Reason.FIRST_IS_TRAINED),
+        (group(rollout(1, sequence([1, 2], [0, 1]))), Reason.TOO_FEW_ROLLOUTS),
+        (group(), Reason.TOO_FEW_ROLLOUTS),
+        (group(rollout(1, sequence([1, 2], [0, 1])), rollout(1, sequence([1, 3], [0, 1]))), Reason.NO_SIGNAL),
+        (group(rollout(1, sequence([1, 2], [0, 0])), rollout(0)), Reason.NOTHING_SAMPLED),
+        (group(rollout(math.nan, sequence([1, 2], [0, 1])), rollout(0)), Reason.REWARD_NOT_FINITE),
+        (group(rollout(1, name="a"), rollout(0, name="a")), Reason.DUPLICATE_ROLLOUT),
+        (
+            group(rollout(1, sequence([1, 2], [0, 1], name="s")), rollout(0, sequence([1, 3], [0, 1], name="s"))),
+            Reason.DUPLICATE_SEQUENCE,
+        ),
+        (msgspec.structs.replace(pair(), temperature=0.7), Reason.OTHER_TEMPERATURE),
+    ],
+)
+def test_whole_groups_are_refused_with_a_reason(order: GroupOrder, expected: Reason) -> None:
+    assert reason(order) == expected
+
+
+def test_a_damaged_sequence_is_refused() -> None:
+    order = pair()
+    order.rollouts[0].sequences[0] = msgspec.structs.replace(order.rollouts[0].sequences[0], ids=ints(1, 2, 5))
+    assert reason(order) == Reason.DIGEST_MISMATCH
+
+
+def test_once_a_rollout_of_another_group_is_refused() -> None:
+    order = pair()
+    assert reason(order, {order.rollouts[1].rollout_id}) == Reason.DUPLICATE_ROLLOUT
+
+
+def test_a_sequence_without_trained_tokens_is_dropped_and_its_rollout_counts() -> None:
+    admitted = verdict(
+        group(
+            rollout(1, sequence([1, 2], [0, 1]), sequence([5, 6, 7], [0, 1, 1])),
+            rollout(0, sequence([1, 3], [0, 0])),
+            rollout(0),
+        )
+    )
+    assert isinstance(admitted, Group)
+    assert [row.ids.tolist() for row in admitted.rows] == [[1, 2], [5, 6, 7]]
+    assert admitted.rewards == [1, 0, 0]
+    assert {round(row.advantage, 6) for row in admitted.rows} == {round(math.sqrt(2), 6)}
+
+
+@given(st.sets(st.integers(0, 12), min_size=1), st.integers(0, 12), st.integers(0, 6), st.sets(st.integers(0, 12)))
+def test_bounded_staleness(sampled: set[int], version: int, bound: int, published: set[int]) -> None:
+    admitted = verdict(pair())
+    assert isinstance(admitted, Group)
+    refusal = judge_versions(
+        replace(admitted, versions=frozenset(sampled)), version=version, published=published, max_staleness=bound
+    )
+    fit = all(version - bound <= one <= version and one in published for one in sampled)
+    assert (refusal is None) == fit
+    if refusal is not None and max(sampled) > version:
+        assert refusal.reason == Reason.FUTURE_VERSION
+
+
+arrays = st.lists(
+    st.tuples(
+        st.integers(-2, VOCABULARY + 1),
+        st.integers(0, 2),
+        st.one_of(st.just(0.0), st.floats(width=32)),
+        st.integers(0, 3),
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+def of(rows: list[tuple[int, int, float, int]]) -> TrainedSequence:
+    ids, mask, logprobs, versions = zip(*rows, strict=True)
+    parts = ints(*ids), bytes(mask), floats(*logprobs), ints(*versions)
+    return TrainedSequence(
+        sequence_id="s", ids=parts[0], mask=parts[1], logprobs=parts[2], versions=parts[3], digest=sequence_digest(*parts)
+    )
+
+
+@given(arrays)
+def test_exact_whatever_is_admitted_is_trainable(rows: list[tuple[int, int, float, int]]) -> None:
+    outcome = verdict(group(rollout(1, of(rows)), rollout(0, sequence([1, 2], [0, 1]))))
+    valid = (
+        all(0 <= token < VOCABULARY for token, *_ in rows)
+        and all(mask < 2 for _, mask, *_ in rows)
+        and rows[0][1] == 0
+        and all(math.isfinite(logprob) and logprob <= 0 and (mask or logprob == 0) for _, mask, logprob, _ in rows)
+    )
+    assert isinstance(outcome, Group) == valid
+    if isinstance(outcome, Group):
+        for row in outcome.rows:
+            assert row.ids.size == row.mask.size == row.logprobs.size
+            assert row.mask.any()
+            assert np.isfinite(row.logprobs).all()

@@ -1,0 +1,242 @@
+"""What an older attempt, a lapsed lease or an older learner says changes nothing."""
+
+import asyncio
+
+import msgspec
+import pytest
+
+from evener.api import Refused
+from evener.errors import InputError, Outcome
+from evener.ids import session_id
+from evener.messages import (
+    ROLLOUTS,
+    GroupClosed,
+    PolicyPublished,
+    RolloutScored,
+    StepFinished,
+    train_queue,
+)
+from tests.unit.orchestrator.world import Workers, World, everyone, finished, run_file, runner, verifier
+
+
+@pytest.fixture
+async def impatient(tmp_path):
+    world = World(tmp_path, lease_s=0.5)
+    await world.start()
+    yield world
+    await world.close()
+
+
+async def a_command(world):
+    async with world.bus.consume(ROLLOUTS) as commands, asyncio.timeout(10):
+        delivery = await commands.get()
+        await delivery.ack()
+    return delivery.message
+
+
+async def a_lease(world):
+    command = await a_command(world)
+    return await world.api.claim_rollout(session_id(command.rollout_id, command.attempt), runner="r")
+
+
+async def refusals(world, word, number):
+    async with asyncio.timeout(10):
+        while world.context.refused[word] < number:
+            await asyncio.sleep(0.02)
+
+
+async def rollout(world, lease):
+    return await world.api.get(f"/v1/rollouts/{lease.rollout_id}")
+
+
+async def until_rollout(world, lease, condition):
+    async with asyncio.timeout(15):
+        while not condition(state := await rollout(world, lease)):
+            await asyncio.sleep(0.05)
+    return state
+
+
+async def test_a_lease_is_given_once(world):
+    await world.submit()
+    lease = await a_lease(world)
+    assert (lease.version, lease.purpose, lease.policy, lease.attempt) == (None, "train", "first-run", 1)
+    with pytest.raises(Refused):
+        await world.api.claim_rollout(lease.session_id, runner="other")
+    with pytest.raises(Refused):
+        await world.api.heartbeat(lease.session_id, lease="guess")
+    assert (await world.api.heartbeat(lease.session_id, lease=lease.lease)).action == "continue"
+
+
+async def test_an_expired_lease_gives_a_new_attempt_and_late_words_are_refused(impatient):
+    world = impatient
+    await world.submit(run_file(rollouts={"group_size": 2, "concurrent": 99}))
+    old = await a_lease(world)
+    state = await until_rollout(world, old, lambda state: state["attempt"] == 2)
+    assert [attempt["cause"] for attempt in state["attempts"]] == ["lease_expired", None]
+    with pytest.raises(Refused):
+        await world.api.heartbeat(old.session_id, lease=old.lease)
+    await world.bus.publish(finished(world, old))
+    await refusals(world, "RolloutFinished", 1)
+    state = await rollout(world, old)
+    assert (state["attempt"], state["outcome"]) == (2, None)
+    async with asyncio.timeout(10):
+        while old.session_id not in world.sessions.deleted:
+            await asyncio.sleep(0.05)
+    assert old.session_id in world.sessions.sealed  # a zombie's agent samples nothing more
+
+
+async def test_a_wrong_lease_and_an_unknown_rollout_are_refused(world):
+    await world.submit()
+    lease = await a_lease(world)
+    event = finished(world, lease)
+    await world.bus.publish(msgspec.structs.replace(event, lease="guess"))
+    await world.bus.publish(msgspec.structs.replace(event, rollout_id="01a22899-4263-752e-a9db-46e524203e52"))
+    await refusals(world, "RolloutFinished", 2)
+    assert (await rollout(world, lease))["state"] == "running"
+
+
+async def test_a_fault_of_ours_is_tried_three_times_and_never_graded(world):
+    world.finish = lambda _, event: [msgspec.structs.replace(event, outcome=Outcome.INFRA_ERROR, cause="sandbox_failed")]
+    await world.submit(
+        run_file(rollouts={"group_size": 2, "concurrent": 2}, train={"steps": 1, "groups_per_step": 1, "max_staleness": 0})
+    )
+    async with Workers(lambda: runner(world)):
+        await world.until(lambda state: state["groups"]["train"]["rejected"] == 1)
+    lease = world.leases[0]
+    state = await rollout(world, lease)
+    assert (state["outcome"], state["cause"], state["score"], state["attempt"]) == ("infra_error", "sandbox_failed", None, 3)
+
+
+@pytest.mark.parametrize(
+    ("sealed", "cause"),
+    [({"committed": 2, "aborted": 0, "lost": 0, "undelivered": 0}, "capture_gap"), (None, "capture_gap")],
+)
+async def test_a_gap_in_the_trace_is_a_fault_of_ours(world, sealed, cause):
+    await world.submit()
+    lease = await a_lease(world)
+    event = finished(world, lease)
+    event = msgspec.structs.replace(event, sealed=sealed and type(event.sealed)(**sealed))
+    await world.bus.publish(event)
+    state = await until_rollout(world, lease, lambda state: state["attempts"][0]["outcome"])
+    assert (state["attempts"][0]["outcome"], state["attempts"][0]["cause"]) == ("infra_error", cause)
+
+
+async def test_other_weights_than_the_pinned_ones_void_an_evaluation(world):
+    document = run_file()
+    del document["train"]
+    await world.submit(document)
+    lease = await a_lease(world)
+    assert lease.version == 1
+    await world.bus.publish(finished(world, msgspec.structs.replace(lease, version=2)))
+    state = await until_rollout(world, lease, lambda state: state["attempts"][0]["outcome"])
+    assert state["attempts"][0]["cause"] == "version_changed"
+
+
+@pytest.mark.parametrize("by_verifier", [False, True])
+async def test_a_fault_of_the_tasks_author_rejects_the_group(world, by_verifier):
+    def fault(event):
+        return [RolloutScored(rollout_id=event.rollout_id, attempt=event.attempt, cause="reward_missing")]
+
+    def setup_fault(_, event):
+        return [msgspec.structs.replace(event, outcome=Outcome.TASK_ERROR, cause="task_setup")]
+
+    if by_verifier:
+        world.scored = fault
+    else:
+        world.finish = setup_fault
+    await world.submit()
+    async with Workers(lambda: runner(world), lambda: verifier(world)):
+        state = await world.until(lambda state: state["groups"]["train"]["rejected"] > 0)
+    assert state["rollouts"]["outcomes"]["task_error"] > 0
+    group = await world.api.get(f"/v1/groups/{world.leases[0].group_id}")
+    assert group["state"] == "rejected"
+    assert "task_error" in group["reason"]
+    assert state["groups"]["train"]["trained"] == 0
+
+
+async def test_a_failing_verifier_is_asked_three_times(world):
+    world.scored = lambda event: [RolloutScored(rollout_id=event.rollout_id, attempt=event.attempt, cause="verifier_failed")]
+    await world.submit(run_file(rollouts={"group_size": 2, "concurrent": 1}))
+    async with Workers(lambda: runner(world), lambda: verifier(world)):
+        async with asyncio.timeout(15):
+            while not world.leases:
+                await asyncio.sleep(0.05)
+        state = await until_rollout(world, world.leases[0], lambda state: state["outcome"])
+    assert (state["outcome"], state["cause"], state["score"]) == ("infra_error", "verifier_failed", None)
+
+
+async def test_the_words_of_an_older_learner_are_refused(world):
+    await world.submit()
+    async with Workers(lambda: runner(world), lambda: verifier(world)):
+        await world.until(lambda state: state["groups"]["train"]["closed"] >= 2)
+    old = await world.api.claim_policy("first-run", learner="l1")
+    async with world.bus.consume(train_queue("first-run")) as commands:
+        group = (await commands.get()).message.group_id
+    order = await world.api.claim_group(group, epoch=old.epoch)
+    assert {len(sequence.ids) for each in order.rollouts for sequence in each.sequences} == {8 * 4}
+    grant = await world.api.allot_version("first-run", epoch=old.epoch, step=1)
+    assert await world.api.allot_version("first-run", epoch=old.epoch, step=1) == grant  # a repeated request
+    new = await world.api.claim_policy("first-run", learner="l2")
+    assert new.epoch == old.epoch + 1
+    with pytest.raises(Refused):
+        await world.api.claim_group(group, epoch=old.epoch)
+    with pytest.raises(Refused):
+        await world.api.allot_version("first-run", epoch=old.epoch, step=1)
+    base = {"policy": "first-run", "epoch": old.epoch, "step": 1, "version": grant.version}
+    await world.bus.publish(StepFinished(run_id=new.run_id, groups=[group], **base))
+    await world.bus.publish(PolicyPublished(weights="sha256:" + "0" * 64, **base))
+    await world.bus.publish(GroupClosed(group_id=group, epoch=old.epoch, disposition="skipped"))
+    for word in ("StepFinished", "PolicyPublished", "GroupClosed"):
+        await refusals(world, word, 1)
+    state = await world.api.get("/v1/runs/latest")
+    assert (state["step"], state["version"]) == (0, 1)
+    assert (await world.api.get(f"/v1/groups/{group}"))["state"] == "closed"
+    assert (await world.api.claim_group(group, epoch=new.epoch)).group_id == group
+    assert (await world.api.claim_group(group, epoch=new.epoch)).group_id == group  # a repeated request
+    assert (await world.api.allot_version("first-run", epoch=new.epoch, step=1)).version == grant.version + 1
+
+
+async def test_tokens_of_a_lost_version_are_never_trained(world):
+    await world.submit()
+    lease = await world.api.claim_policy("first-run", learner="l1")
+    grant = await world.api.allot_version("first-run", epoch=lease.epoch, step=1)
+    world.engine_version = grant.version  # loaded by the engine, then the learner dies
+    async with Workers(lambda: runner(world), lambda: verifier(world)):
+        await world.until(lambda state: state["groups"]["train"]["closed"] >= 1)
+    lease = await world.api.claim_policy("first-run", learner="l2")
+    async with world.bus.consume(train_queue("first-run")) as commands:
+        group = (await commands.get()).message.group_id
+    with pytest.raises(Refused, match="died with its learner"):
+        await world.api.claim_group(group, epoch=lease.epoch)
+    assert (await world.api.get(f"/v1/groups/{group}"))["reason"] == "lost_version"
+
+
+async def test_a_paused_run_starts_nothing_and_goes_on(world):
+    await world.submit()
+    lease = await a_lease(world)
+    command = await a_command(world)
+    await world.api.post("/v1/runs/latest/pause")
+    assert (await world.api.heartbeat(lease.session_id, lease=lease.lease)).action == "pause"
+    with pytest.raises(Refused, match="paused"):
+        await world.api.claim_rollout(session_id(command.rollout_id, command.attempt), runner="r")
+    await world.api.post("/v1/runs/latest/resume")
+    async with everyone(world):  # the command that was refused and dropped is issued again
+        await world.bus.publish(finished(world, lease))
+        state = await world.until_over()
+    assert state["state"] == "done"
+
+
+async def test_a_cancelled_run_ends_every_rollout(world):
+    await world.submit()
+    lease = await a_lease(world)
+    await world.api.post("/v1/runs/latest/cancel")
+    assert (await world.api.heartbeat(lease.session_id, lease=lease.lease)).action == "cancel"
+    await world.bus.publish(msgspec.structs.replace(finished(world, lease), outcome=Outcome.CANCELLED))
+    state = await world.until(lambda state: state["rollouts"]["done"] == state["rollouts"]["total"])
+    assert state["state"] == "cancelled"
+    assert state["rollouts"]["outcomes"]["cancelled"] == state["rollouts"]["total"]
+    assert await world.api.claim_policy("first-run", learner="l") is None
+    with pytest.raises(Refused):
+        await world.api.post("/v1/runs/latest/pause")
+    with pytest.raises(InputError):
+        await world.api.get("/v1/runs/nonsense")

@@ -1,0 +1,113 @@
+"""The whole life of a run, with scripted workers over the real API and bus."""
+
+import sqlite3
+
+import pytest
+
+from evener_orchestrator.loops import drain_sessions
+from tests.unit.orchestrator.world import Workers, everyone, run_file, runner, verifier
+
+EVAL = {"tasks": "./held-out", "every": 0, "group_size": 2}
+
+
+def rows(world, sql):
+    with sqlite3.connect(world.settings.data / "ledger.db") as database:
+        return database.execute(sql).fetchall()
+
+
+@pytest.mark.parametrize("repeat", [1, 2])
+async def test_a_training_run_with_evaluations_ends_done(world, repeat):
+    world.finish = lambda _, event: [event] * repeat
+    world.scored = lambda event: [event] * repeat
+    submitted = await world.submit(run_file(eval=EVAL | {"every": 1}, train={"steps": 3, "groups_per_step": 2}))
+    assert submitted == {"run_id": submitted["run_id"], "resumed": False, "state": "running", "policy": "first-run"}
+    async with everyone(world, repeat=repeat):
+        state = await world.until_over()
+    assert state["state"] == "done", state
+    assert (state["step"], state["version"]) == (3, 4)
+    assert state["groups"]["train"]["trained"] == 6
+    assert len(world.trained) == len(set(world.trained)) == 6
+    # complete: every planned rollout has exactly one outcome
+    assert state["rollouts"]["done"] == state["rollouts"]["total"] == sum(state["rollouts"]["outcomes"].values())
+    evals = {(cell["version"], cell["n"], cell["pass1"]) for cell in state["pass1"] if cell["purpose"] == "eval"}
+    assert evals == {(1, 4, 0.5), (2, 4, 0.5), (3, 4, 0.5), (4, 4, 0.5)}
+    assert rows(world, "SELECT count(*) FROM outbox") == [(0,)]
+    await drain_sessions(world.context)
+    assert rows(world, "SELECT count(*) FROM attempts WHERE ended_at IS NULL OR released_at IS NULL") == [(0,)]
+    assert world.trace.calls == {}  # the proxy forgot every session
+
+
+async def test_evaluations_hold_the_version_and_training_waits(world):
+    await world.submit(run_file(eval=EVAL))
+    async with Workers(lambda: runner(world)):
+        state = await world.until(lambda state: state["rollouts"]["scoring"] == 4)
+    assert state["phase"] == "eval"
+    assert state["rollouts"]["total"] == 4  # no training group is planned before the evaluation is over
+    lease = await world.api.claim_policy("first-run", learner="l")
+    assert (await world.api.allot_version("first-run", epoch=lease.epoch, step=1)).wait_s == 0.5
+    async with Workers(lambda: verifier(world)):
+        await world.until(lambda state: state["phase"] == "train" and state["rollouts"]["total"] > 4)
+    assert (await world.api.allot_version("first-run", epoch=lease.epoch, step=1)).version == 2
+
+
+async def test_an_evaluation_run_ends_without_a_learner(world):
+    document = run_file(harness=[{"name": "pi"}, {"name": "codex"}])
+    del document["train"]
+    await world.submit(document)
+    async with Workers(lambda: runner(world), lambda: verifier(world)):
+        state = await world.until_over()
+    assert state["state"] == "done"
+    assert state["groups"]["eval"]["closed"] == 6
+    assert {lease.version for lease in world.leases} == {1}
+
+
+async def test_a_run_goes_on_after_the_orchestrator_restarts(world):
+    await world.submit(run_file(eval=EVAL, train={"steps": 6, "groups_per_step": 2, "max_staleness": 1}))
+    for step in (1, 3):
+        async with everyone(world):
+            await world.until(lambda state, step=step: state["step"] >= step)
+        await world.restart()  # with a bus that has forgotten everything
+    async with everyone(world):
+        state = await world.until_over()
+    assert state["state"] == "done"
+    assert state["rollouts"]["done"] == state["rollouts"]["total"]
+    assert state["groups"]["train"]["trained"] == 12
+
+
+async def test_the_steps_after_the_checkpoint_are_trained_again(world):
+    await world.submit()
+    async with everyone(world, checkpoints=False, dies_after=1):
+        await world.until(lambda state: (state["step"], state["version"], state["rollouts"]["done"]) == (1, 2, 8))
+    first = set(world.trained)
+    lease = await world.api.claim_policy("first-run", learner="l2")
+    assert (lease.epoch, lease.step, lease.version, lease.checkpoint) == (2, 0, 1, None)
+    state = await world.api.get("/v1/runs/latest")
+    assert (state["step"], state["groups"]["train"]["trained"]) == (0, 0)
+    world.engine_version = 1
+    async with everyone(world, name="l3"):
+        state = await world.until_over()
+    assert state["state"] == "done"
+    assert state["groups"]["train"]["trained"] == 4
+    assert first <= set(world.trained[2:])  # sampled at version 1, which lives on
+    assert rows(world, "SELECT learner, epoch FROM runs") == [("l3", 3)]
+    assert rows(world, "SELECT version FROM policies WHERE state = 'lost'") == [(2,)]
+    assert rows(world, "SELECT count(*) FROM groups WHERE reason = 'lost_version' AND state = 'trained'") == [(0,)]
+
+
+async def test_a_run_without_variance_says_so_and_stops(world):
+    world.score = lambda _: 1.0
+    await world.submit()
+    async with everyone(world):
+        state = await world.until_over()
+    assert state["state"] == "failed"
+    assert "no variance" in state["reason"]
+    assert state["groups"]["train"]["skipped"] == 32
+    assert state["rollouts"]["done"] + state["rollouts"]["running"] + state["rollouts"]["scoring"] == state["rollouts"]["total"]
+
+
+async def test_credit_and_concurrency_bound_what_is_in_flight(world):
+    await world.submit(run_file(train={"steps": 9, "groups_per_step": 2, "max_staleness": 2}))
+    async with Workers(lambda: verifier(world)):
+        state = await world.until(lambda state: state["rollouts"]["queued"] == 4)
+    assert state["groups"]["train"]["open"] == 6  # (max_staleness + 1) * groups_per_step
+    assert state["rollouts"]["planned"] == 8

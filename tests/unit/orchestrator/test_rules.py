@@ -1,0 +1,139 @@
+"""Small rules: rewards, intervals, schedule, states, evaluations due, runs of equal values, columns."""
+
+import asyncio
+import sqlite3
+
+import numpy as np
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evener.errors import Outcome
+from evener.runfile import Harness, RunFile
+from evener_orchestrator import states
+from evener_orchestrator.archive import runs_of
+from evener_orchestrator.evaluation import wanted
+from evener_orchestrator.interval import wilson
+from evener_orchestrator.ledger import Ledger
+from evener_orchestrator.ledger.groups import spread
+from evener_orchestrator.ledger.migrate import migrate
+from evener_orchestrator.ledger.models import Base
+from evener_orchestrator.reward import reward
+from evener_orchestrator.schedule import pick
+from evener_orchestrator.states import GroupState, IllegalTransition, RolloutState, moved, sources
+from tests.unit.orchestrator.world import run_file
+
+
+@pytest.mark.parametrize(
+    ("score", "outcome", "calls", "expected"),
+    [
+        (1.0, Outcome.FINISHED, 1, 1.1),
+        (1.0, Outcome.FINISHED, 6, 1.05),
+        (1.0, Outcome.FINISHED, 11, 1.0),
+        (1.0, Outcome.FINISHED, 99, 1.0),
+        (0.5, Outcome.FINISHED, 1, 0.5),
+        (1.0, Outcome.BUDGET, 1, 0.0),
+        (1.0, Outcome.AGENT_ERROR, 1, 0.0),
+    ],
+)
+def test_the_bonus_is_for_few_calls_on_solved_and_finished_tasks(score, outcome, calls, expected):
+    assert reward(score=score, outcome=outcome, calls=calls, budget_calls=11, brevity=0.1) == pytest.approx(expected)
+
+
+def test_a_budget_of_one_call_earns_the_whole_bonus():
+    assert reward(score=1.0, outcome=Outcome.FINISHED, calls=1, budget_calls=1, brevity=0.1) == pytest.approx(1.1)
+
+
+def test_wilson_has_the_textbook_values():
+    assert wilson(8, 10) == pytest.approx((0.4902, 0.9433), abs=1e-4)
+    assert wilson(0, 5) == pytest.approx((0.0, 0.4345), abs=1e-4)
+    assert wilson(5, 5)[1] == pytest.approx(1.0)
+
+
+@given(seed=st.integers(0, 99), tasks=st.integers(1, 9), epoch=st.integers(0, 3))
+def test_an_epoch_is_every_task_once(seed, tasks, epoch):
+    names = [f"t{n}" for n in range(tasks)]
+    numbers = range(epoch * tasks, (epoch + 1) * tasks)
+    picked = [pick(number, seed=seed, tasks=names, harnesses=[Harness(name="pi")])[0] for number in numbers]
+    assert sorted(picked) == names
+
+
+def test_harnesses_share_by_weight():
+    harnesses = [Harness(name="pi", weight=3), Harness(name="codex", weight=1)]
+    picked = [pick(number, seed=0, tasks=["t"], harnesses=harnesses)[1].name for number in range(400)]
+    assert picked.count("pi") == pytest.approx(300, abs=40)
+
+
+def test_a_state_moves_only_along_the_table():
+    assert moved(RolloutState.PLANNED, RolloutState.QUEUED) is RolloutState.QUEUED
+    with pytest.raises(IllegalTransition):
+        moved(RolloutState.SCORED, RolloutState.PLANNED)
+    assert set(sources(GroupState.REJECTED)) == {GroupState.OPEN, GroupState.CLOSED, GroupState.TRAINING}
+
+
+@pytest.mark.parametrize(
+    ("kind", "table"), [(states.RunState, states.RUN), (GroupState, states.GROUP), (RolloutState, states.ROLLOUT)]
+)
+def test_the_table_knows_every_state(kind, table):
+    assert set(table) == set(kind)
+
+
+@pytest.mark.parametrize(
+    ("evaluated", "published", "recorded", "due"),
+    [
+        (-1, 0, 0, True),
+        (0, 1, 1, False),
+        (0, 10, 10, True),
+        (0, 11, 11, True),
+        (11, 19, 19, False),
+        (11, 20, 20, True),
+        (20, 25, 24, False),
+        (20, 25, 25, True),
+        (25, 25, 25, False),
+    ],
+)
+def test_evaluations_are_due_before_between_and_after(evaluated, published, recorded, due):
+    file = RunFile.model_validate(run_file(train={"steps": 25}, eval={"tasks": "x", "every": 10}))
+    assert wanted(file, evaluated=evaluated, published=published, recorded=recorded) is due
+
+
+@given(st.lists(st.integers(0, 2)))
+def test_runs_spread_back_to_what_they_were(values):
+    array = np.array(values, np.int32)
+    runs = runs_of(array)
+    masked = [[start, end] for start, end, value in runs if value]
+    mask, versions = spread(masked, runs, len(values))
+    assert versions.tolist() == values
+    assert mask.tolist() == [int(value > 0) for value in values]
+
+
+async def test_the_migrations_make_the_models_tables(tmp_path):
+    ledger = Ledger(f"sqlite+aiosqlite:///{tmp_path}/ledger.db")
+    await migrate(ledger)
+    await migrate(ledger)
+    async with ledger.writer.connect() as connection:
+        differences = await connection.run_sync(lambda sync: compare_metadata(MigrationContext.configure(sync), Base.metadata))
+    await ledger.close()
+    assert differences == []
+
+
+async def test_a_writer_waits_for_another_process_without_blocking(tmp_path):
+    ledger = Ledger(f"sqlite:///{tmp_path}/ledger.db")
+    await migrate(ledger)
+    other = sqlite3.connect(tmp_path / "ledger.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+
+    async def write():
+        async with ledger.write() as tx:
+            return tx.now
+
+    writing = asyncio.create_task(write())
+    await asyncio.sleep(0.3)
+    assert not writing.done()
+    other.execute("COMMIT")
+    async with asyncio.timeout(5):
+        assert (await writing).tzinfo is not None
+    other.close()
+    await ledger.close()

@@ -1,0 +1,172 @@
+"""Closed by default: who may enter, what a spent budget or a sealed session says, and what the admin side tells."""
+
+import asyncio
+
+import pytest
+
+from evener.api.types import Budget
+from evener.errors import InfraError
+from evener.proxy_admin import ProxyAdmin, SessionConflict
+from tests.unit.proxy.stub import fails, session_spec
+
+BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+
+
+@pytest.mark.parametrize(
+    "headers", [{}, {"Authorization": "Bearer sk-evener-no"}, {"Authorization": "Basic x"}, {"x-api-key": ""}]
+)
+async def test_closed_by_default_no_session_no_answer(proxy, engine, headers):
+    async with proxy.http.post(proxy.url + "/v1/chat/completions", json=BODY, headers=headers) as response:
+        assert response.status == 401
+        assert (await response.json())["error"]["code"] == "invalid_api_key"
+    assert engine.asked == []
+
+
+async def test_a_key_is_taken_wherever_clients_put_it(proxy):
+    _, key = await proxy.open()
+    places = [{"Authorization": f"Bearer {key}"}, {"x-api-key": key}, {"x-goog-api-key": key}]
+    for headers in places:
+        async with proxy.http.post(proxy.url + "/v1/chat/completions", json=BODY, headers=headers) as response:
+            assert response.status == 200
+    async with proxy.http.post(proxy.url + f"/v1/chat/completions?key={key}", json=BODY) as response:
+        assert response.status == 200
+
+
+async def test_the_key_is_not_in_redis(proxy):
+    _, key = await proxy.open()
+    await proxy.chat(key)
+    stored = b""
+    for name in await proxy.redis.keys("*"):
+        is_hash = await proxy.redis.type(name) == b"hash"
+        values = (await proxy.redis.hgetall(name)).values() if is_hash else [await proxy.redis.get(name)]
+        stored += b"".join([name, *values])
+    assert key.removeprefix("sk-evener-").encode() not in stored
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/v1/chat/completions", 405),
+        ("DELETE", "/v1/models", 405),
+        ("POST", "/v1/embeddings", 404),
+        ("GET", "/", 404),
+        ("GET", "/v1/sessions/x", 404),
+        ("GET", "/metrics", 404),
+    ],
+)
+async def test_anything_else_is_an_error_in_the_dialect_and_leaves_no_call(proxy, method, path, status):
+    session, key = await proxy.open()
+    async with proxy.http.request(method, proxy.url + path, headers={"x-api-key": key}) as response:
+        assert response.status == status
+        assert (await response.json())["error"]["message"]
+    assert (await proxy.admin.seal(session)).sealed.aborted == 0
+
+
+async def test_models_are_the_sessions_policy(proxy):
+    session, key = await proxy.open(policy="tiny")
+    headers = {"x-api-key": key}
+    async with proxy.http.get(proxy.url + "/v1/models", headers=headers) as response:
+        assert [model["id"] for model in (await response.json())["data"]] == ["tiny"]
+    async with proxy.http.get(proxy.url + "/v1/models/tiny", headers=headers) as response:
+        assert (await response.json())["id"] == "tiny"
+    async with proxy.http.get(proxy.url + "/v1/models/other", headers=headers) as response:
+        assert response.status == 404
+    await proxy.admin.delete(session)
+    async with proxy.http.get(proxy.url + "/v1/models", headers=headers) as response:
+        assert response.status == 401
+
+
+async def test_sealed_is_refused_and_deleted_is_unknown(proxy, engine):
+    session, key = await proxy.open()
+    assert (await proxy.chat(key))[0] == 200
+    first = await proxy.admin.seal(session)
+    assert first.sealed.committed == 1
+    assert await proxy.admin.seal(session) == first
+    status, reply = await proxy.chat(key)
+    assert (status, reply["error"]["code"]) == (403, "session_sealed")
+    await proxy.admin.delete(session)
+    await proxy.admin.delete(session)
+    assert (await proxy.chat(key))[0] == 401
+    assert len(engine.asked) == 1
+    with pytest.raises(InfraError) as error:
+        await proxy.admin.read(session)
+    assert error.value.cause == "session_lost"
+
+
+async def test_a_session_is_opened_once_even_after_its_deletion(proxy):
+    spec = session_spec()
+    await proxy.admin.open(spec)
+    with pytest.raises(SessionConflict):
+        await proxy.admin.open(spec)
+    await proxy.admin.delete(spec.session_id)
+    with pytest.raises(SessionConflict):
+        await proxy.admin.open(spec)
+
+
+@pytest.mark.parametrize(
+    ("budget", "name"),
+    [(Budget(calls=2), "calls"), (Budget(sampled_tokens=12), "tokens"), (Budget(wall_s=0.4), "wall")],
+)
+async def test_a_spent_budget_ends_the_session(proxy, engine, budget, name):
+    session, key = await proxy.open(budget=budget)
+    statuses = []
+    for _ in range(12):
+        status, reply = await proxy.chat(key)
+        statuses.append(status)
+        if name == "wall":
+            await asyncio.sleep(0.1)
+    assert statuses[0] == 200
+    assert statuses[-1] == 403
+    assert reply["error"]["code"] == "budget_spent"
+    state = await proxy.admin.read(session)
+    assert state.budget_spent == name
+    assert state.in_flight == 0
+    assert sum(len(each["ids"]) for each in engine.sampled) == state.sampled_tokens <= budget.sampled_tokens
+
+
+async def test_concurrent_calls_never_sample_more_than_the_budget(proxy, engine):
+    session, key = await proxy.open(budget=Budget(sampled_tokens=30, calls=100))
+    results = await asyncio.gather(*(proxy.chat(key, max_tokens=9) for _ in range(20)))
+    assert {status for status, _ in results} == {200, 403}
+    state = await proxy.admin.read(session)
+    assert state.sampled_tokens == 30 == sum(len(each["ids"]) for each in engine.sampled)
+
+
+async def test_a_full_context_says_so(proxy, engine):
+    session, key = await proxy.open(budget=Budget(context_tokens=200))
+    assert (await proxy.chat(key, max_tokens=20))[0] == 200
+    status, reply = await proxy.chat(key, [{"role": "user", "content": "x" * 300}])
+    assert (status, reply["error"]["code"]) == (400, "context_length_exceeded")
+    assert (await proxy.admin.read(session)).budget_spent == "context"
+    assert len(engine.asked) == 1
+
+
+async def test_the_engines_context_error_is_a_full_context(proxy, engine):
+    engine.script.append(fails(400, "This model's maximum context length is 2048 tokens. However, ...", "input_tokens"))
+    session, key = await proxy.open()
+    status, reply = await proxy.chat(key)
+    assert (status, reply["error"]["code"]) == (400, "context_length_exceeded")
+    assert (await proxy.admin.read(session)).budget_spent == "context"
+
+
+async def test_the_admin_side_takes_its_token_only(proxy):
+    for token in ("", "wrong", "Bearer"):
+        async with ProxyAdmin(proxy.admin_url, token) as admin:
+            with pytest.raises(InfraError) as error:
+                await admin.read("x")
+            assert error.value.cause == "proxy_refused"
+
+
+async def test_metrics_and_readiness(proxy, engine):
+    _, key = await proxy.open()
+    await proxy.chat(key)
+    await proxy.chat("sk-evener-no")
+    async with proxy.http.get(proxy.admin_url + "/metrics") as response:
+        text = await response.text()
+    assert "evener_proxy_calls_total 1\n" in text
+    assert 'evener_proxy_errors_total{code="invalid_api_key"} 1\n' in text
+    async with proxy.http.get(proxy.admin_url + "/readyz") as response:
+        assert response.status == 200
+        assert (await response.json())["capture_levels"] == {engine.url: "tokens"}
+    async with proxy.http.get(proxy.url + "/healthz") as response:
+        assert response.status == 200

@@ -1,0 +1,231 @@
+"""Failures on the way: engines that fail, agents that leave, seals in mid-call, replicas that die, late replies."""
+
+import asyncio
+import json
+
+import openai
+import pytest
+from aiohttp import web
+
+from evener.errors import InputError
+from evener.settings import Settings
+from evener.trace.store import TraceStore
+from evener_proxy.service import serve
+from tests.unit.proxy.stub import eventually, fails, free_port, running_proxy
+
+
+def slow(engine, seconds):
+    async def behave(_, body):
+        await asyncio.sleep(seconds)
+        return web.json_response(engine.sample(body))
+
+    return behave
+
+
+async def test_an_engines_failures_are_retried_inside_and_counted(proxy, engine):
+    async def cut(_, body):
+        reply = engine.sample(body)
+        engine.sampled.clear()
+        reply["choices"][0]["finish_reason"] = "abort"
+        return web.json_response(reply)
+
+    engine.script += [fails(500), cut]
+    session, key = await proxy.open()
+    assert (await proxy.chat(key))[0] == 200
+    state = await proxy.admin.read(session)
+    assert (state.engine_failures, state.calls, state.fault) == (2, 1, None)
+    (record,) = await proxy.store.load(session)
+    assert record.completion_ids.tolist() == engine.sampled[0]["ids"]
+
+
+async def test_an_engine_that_stays_down_is_503_with_retry_after_and_no_reply(proxy, engine):
+    engine.script += [fails(503)] * 20
+    session, key = await proxy.open()
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+    async with proxy.http.post(proxy.url + "/v1/chat/completions", json=body, headers={"x-api-key": key}) as response:
+        assert response.status == 503
+        assert response.headers["Retry-After"] == "5"
+        assert json.loads(await response.read())["error"]["code"] == "engine_unavailable"
+    state = await proxy.admin.read(session)
+    assert (state.fault, state.calls, state.in_flight) == ("engine_unavailable", 0, 0)
+    assert state.engine_failures >= 2
+    assert (await proxy.admin.seal(session)).sealed.aborted == 1
+
+
+async def test_an_engines_400_is_the_agents_error(proxy, engine):
+    engine.script.append(fails(400, "bad tool", "tools"))
+    session, key = await proxy.open()
+    status, reply = await proxy.chat(key)
+    assert (status, reply["error"]["message"]) == (400, "bad tool")
+    assert len(engine.asked) == 1
+    assert (await proxy.admin.read(session)).fault is None
+
+
+async def test_bad_token_data_is_an_engine_fault(proxy, engine):
+    async def short(_, body):
+        reply = engine.sample(body)
+        reply["choices"][0]["token_ids"].pop()
+        return web.json_response(reply)
+
+    async def positive(_, body):
+        reply = engine.sample(body)
+        reply["choices"][0]["logprobs"]["content"][0]["logprob"] = 0.5
+        return web.json_response(reply)
+
+    engine.script += [short, positive]
+    session, key = await proxy.open()
+    for _ in range(2):
+        status, reply = await proxy.chat(key)
+        assert (status, reply["error"]["code"]) == (503, "engine_level")
+    assert await proxy.store.load(session) == []
+
+
+async def test_a_late_reply_is_kept_alive_in_both_forms(hasty, engine):
+    engine.script += [slow(engine, 0.6), slow(engine, 0.6)]
+    _, key = await hasty.open()
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+    async with hasty.http.post(hasty.url + "/v1/chat/completions", json=body, headers={"x-api-key": key}) as response:
+        raw = await response.read()
+    assert raw.startswith(b"  ")
+    assert json.loads(raw)["object"] == "chat.completion"
+    body["stream"] = True
+    async with hasty.http.post(hasty.url + "/v1/chat/completions", json=body, headers={"x-api-key": key}) as response:
+        raw = await response.read()
+    assert raw.startswith(b": keep-alive\n\n: keep-alive\n\n")
+    assert raw.endswith(b"data: [DONE]\n\n")
+
+
+async def test_a_late_error_reaches_a_streaming_client(hasty, engine):
+    async def late(request, body):
+        await asyncio.sleep(0.5)
+        return await fails(400, "too late")(request, body)
+
+    engine.script.append(late)
+    _, key = await hasty.open()
+    client = openai.AsyncOpenAI(base_url=hasty.url + "/v1", api_key=key, max_retries=0)
+    stream = await client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "hi"}], stream=True)
+    with pytest.raises(openai.APIError, match="too late"):
+        async for _ in stream:
+            pass
+
+
+async def test_an_agent_that_leaves_aborts_upstream_and_holds_no_budget(proxy, engine):
+    engine.script.append(slow(engine, 30))
+    session, key = await proxy.open()
+    asking = asyncio.create_task(proxy.chat(key))
+
+    async def asked() -> bool:
+        return len(engine.asked) == 1
+
+    await eventually(asked)
+    asking.cancel()
+
+    async def aborted() -> bool:
+        return engine.aborted == 1 and (await proxy.admin.read(session)).in_flight == 0
+
+    await eventually(aborted, seconds=2)
+    assert (await proxy.chat(key))[0] == 200
+    sealed = (await proxy.admin.seal(session)).sealed
+    assert (sealed.committed, sealed.aborted, sealed.lost) == (1, 1, 0)
+
+
+async def test_a_seal_aborts_calls_in_flight_and_their_late_commit_is_refused(proxy, engine):
+    engine.script.append(slow(engine, 30))
+    session, key = await proxy.open()
+    asking = asyncio.create_task(proxy.chat(key))
+
+    async def asked() -> bool:
+        return len(engine.asked) == 1
+
+    await eventually(asked)
+    sealed = (await proxy.admin.seal(session)).sealed
+    assert (sealed.committed, sealed.aborted, sealed.lost) == (0, 1, 0)
+    async with asyncio.timeout(2):
+        status, reply = await asking
+    assert (status, reply["error"]["code"]) == (403, "session_sealed")
+    assert engine.aborted == 1
+
+
+async def test_another_replicas_seal_is_heard_within_two_seconds(proxy, engine):
+    engine.script.append(slow(engine, 30))
+    session, key = await proxy.open()
+    asking = asyncio.create_task(proxy.chat(key))
+
+    async def asked() -> bool:
+        return len(engine.asked) == 1
+
+    await eventually(asked)
+    await TraceStore(proxy.redis).seal(session)
+    async with asyncio.timeout(2.5):
+        _, reply = await asking
+    assert reply["error"]["code"] == "session_sealed"
+
+
+async def test_any_replica_serves_any_call(proxy, engine, redis):
+    async with running_proxy(engine, redis) as other:
+        session, key = await proxy.open()
+        for replica in (proxy, other, proxy, other):
+            assert (await replica.chat(key))[0] == 200
+        records = await proxy.store.load(session)
+        assert [record.number for record in records] == [1, 2, 3, 4]
+        assert [record.completion_ids.tolist() for record in records] == [each["ids"] for each in engine.sampled]
+
+
+async def test_durable_before_delivered(proxy, engine, monkeypatch):
+    """Until the commit has ended no byte of the reply has left; an agent that leaves meanwhile is marked."""
+    committing, go = asyncio.Event(), asyncio.Event()
+    commit = TraceStore.commit
+
+    async def held(store, session_id, call):
+        committing.set()
+        await go.wait()
+        await commit(store, session_id, call)
+
+    monkeypatch.setattr(TraceStore, "commit", held)
+    session, key = await proxy.open()
+    asking = asyncio.create_task(proxy.chat(key))
+    await committing.wait()
+    await asyncio.sleep(0.1)
+    assert not asking.done()
+    asking.cancel()
+    await asyncio.sleep(0.1)
+    go.set()
+
+    async def marked() -> bool:
+        records = await proxy.store.load(session)
+        return [record.delivered for record in records] == ["no"]
+
+    await eventually(marked)
+    assert (await proxy.admin.seal(session)).sealed.undelivered == 1
+
+
+async def test_a_delivered_reply_is_marked_before_the_seal(proxy):
+    session, key = await proxy.open()
+    await proxy.chat(key)
+    await proxy.admin.seal(session)
+    assert [record.delivered for record in await proxy.store.load(session)] == ["yes"]
+
+
+async def test_stopping_drains_calls_in_flight(engine, redis):
+    engine.script.append(slow(engine, 0.5))
+    async with running_proxy(engine, redis, retry_s=1.0) as proxy:
+        _, key = await proxy.open()
+        asking = asyncio.create_task(proxy.chat(key))
+
+        async def asked() -> bool:
+            return len(engine.asked) == 1
+
+        await eventually(asked)
+        proxy.stop.set()
+        assert (await asking)[0] == 200
+        with pytest.raises(OSError):
+            await proxy.chat(key)
+
+
+async def test_a_taken_port_is_named_before_anything_starts(proxy, engine, redis):
+    port = int(proxy.url.rsplit(":", 1)[1])
+    settings = Settings(proxy_port=port, admin_port=free_port(), engine_urls=[engine.url])
+    with pytest.raises(InputError) as error:
+        await serve(settings, redis, stop=asyncio.Event(), ready=asyncio.Event())
+    assert error.value.cause == "port_occupied"
+    assert str(port) in error.value.detail

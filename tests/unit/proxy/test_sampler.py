@@ -1,0 +1,126 @@
+"""Real replies of vLLM 0.32 (tests/fixtures/vllm), and replies that must not be believed."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from aiohttp import web
+
+from evener.engines.sampler import EngineRefused, EngineUnavailable, SampleRequest, VllmSampler, parse_reply
+from evener.errors import InfraError
+from tests.unit.proxy.stub import fails
+
+FIXTURES = Path(__file__).parents[2] / "fixtures" / "vllm"
+
+
+def fixture(name: str) -> dict:
+    return json.loads((FIXTURES / f"{name}.json").read_text())
+
+
+@pytest.mark.parametrize("name", ["tool_call_real", "reasoning_parser", "stop_string"])
+def test_ids_and_logprobs_are_the_engines(name):
+    reply = fixture(name)
+    choice = reply["choices"][0]
+    sample = parse_reply(json.dumps(reply).encode())
+    assert sample.prompt_ids.tolist() == reply["prompt_token_ids"]
+    assert sample.completion_ids.tolist() == choice["token_ids"]
+    assert np.array_equal(sample.logprobs, np.array([each["logprob"] for each in choice["logprobs"]["content"]], np.float32))
+    assert (sample.prompt_ids.dtype, sample.completion_ids.dtype, sample.logprobs.dtype) == (np.int32, np.int32, np.float32)
+    assert sample.level == "tokens"
+    assert sample.reasoning == choice["message"]["reasoning"]
+    assert (sample.finish_reason, sample.stop_reason) == (choice["finish_reason"], choice["stop_reason"])
+
+
+def test_a_tool_calls_arguments_are_the_models_text():
+    (call,) = parse_reply(json.dumps(fixture("tool_call_real")).encode()).tool_calls
+    assert (call.name, call.arguments) == ("bash", '{"command": "ls -la"}')
+
+
+def test_excluded_reasoning_nulls_the_tokens_and_is_level_text():
+    sample = parse_reply(json.dumps(fixture("reasoning_excluded")).encode())
+    assert (sample.level, sample.completion_tokens, len(sample.completion_ids)) == ("text", 15, 0)
+
+
+def changed(change) -> bytes:
+    reply = fixture("tool_call_real")
+    change(reply, reply["choices"][0])
+    return json.dumps(reply).encode()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda _, choice: choice["token_ids"].pop(),
+        lambda _, choice: choice["logprobs"]["content"].pop(),
+        lambda reply, _: reply["usage"].update(completion_tokens=1),
+        lambda reply, _: reply["prompt_token_ids"].pop(),
+        lambda _, choice: choice["logprobs"]["content"][3].update(logprob=0.001),
+        lambda _, choice: choice.update(weight_versions=[{"version": "1", "start": 0, "end": 5}]),
+    ],
+)
+def test_contradicting_token_data_is_refused(change):
+    with pytest.raises(InfraError) as error:
+        parse_reply(changed(change))
+    assert error.value.cause == "engine_level"
+
+
+def test_versions_per_token():
+    count = len(fixture("tool_call_real")["choices"][0]["token_ids"])
+    runs = [{"version": "default", "start": 0, "end": 5}, {"version": "3", "start": 5, "end": count}]
+    sample = parse_reply(changed(lambda _, choice: choice.update(weight_versions=runs)))
+    assert sample.versions.tolist() == [0] * 5 + [3] * (count - 5)
+
+
+def test_a_cut_call_may_be_asked_again():
+    with pytest.raises(EngineUnavailable):
+        parse_reply(changed(lambda _, choice: choice.update(finish_reason="abort")))
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b"[]", b'{"choices": [], "usage": {"prompt_tokens": 1}}'])
+def test_a_malformed_reply_is_an_engine_fault(body):
+    with pytest.raises(InfraError) as error:
+        parse_reply(body)
+    assert error.value.cause == "engine_error"
+
+
+def request(**fields) -> SampleRequest:
+    sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "logprobs": True, "return_token_ids": True}
+    return SampleRequest(model="served", messages=[], **(sampling | fields))
+
+
+@pytest.fixture
+async def sampler(engine):
+    sampler = VllmSampler(engine.url)
+    yield sampler
+    await sampler.close()
+
+
+async def test_status_probe_and_tokenize(sampler, engine):
+    engine.version = 5
+    status = await sampler.status()
+    assert (status.model, status.window, status.version) == ("served", engine.window, 5)
+    assert await sampler.probe("served") == "tokens"
+    assert await sampler.tokenize(request()) == len(b"null")
+
+
+async def test_context_errors_are_told_apart(sampler, engine):
+    async def full(_, __):
+        return web.json_response(fixture("err_ctx"), status=400)
+
+    engine.script += [full, fails(400, "no", "tools"), fails(502)]
+    with pytest.raises(EngineRefused) as refused:
+        await sampler.sample(request())
+    assert refused.value.context_full
+    with pytest.raises(EngineRefused) as refused:
+        await sampler.sample(request())
+    assert not refused.value.context_full
+    with pytest.raises(EngineUnavailable):
+        await sampler.sample(request())
+
+
+async def test_nobody_listening_is_unavailable():
+    sampler = VllmSampler("http://127.0.0.1:9")
+    with pytest.raises(EngineUnavailable):
+        await sampler.sample(request())
+    await sampler.close()

@@ -1,0 +1,168 @@
+import asyncio
+import io
+import tarfile
+import time
+
+import pytest
+
+from evener.api import Budget
+from evener.errors import Outcome
+from evener.messages import EVENTS, ROLLOUTS, Sealed
+
+pytestmark = pytest.mark.usefixtures("runner")
+
+
+def contents(tar):
+    with tarfile.open(fileobj=io.BytesIO(tar)) as archive:
+        return {member.name: archive.extractfile(member).read() for member in archive if member.isreg()}
+
+
+async def until(condition, seconds=10.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        await asyncio.sleep(0.01)
+
+
+async def test_an_attempt_from_command_to_report(world):
+    session = await world.add("open('made.txt', 'w').write(call(open('given.txt').read())); print('used', access['key'])")
+    report = await world.event()
+    assert (report.outcome, report.cause, report.exit_code) == (Outcome.FINISHED, None, 0)
+    assert report.lease == world.leases[session].lease
+    assert report.sealed == Sealed(committed=1, aborted=0, lost=0, undelivered=0)
+    assert (report.sandbox, report.harness_version) == (world.sandbox, "1")
+    assert report.ended >= report.started > 0
+    assert contents(world.blobs.get("snapshots", report.snapshot)) == {"given.txt": b"given", "made.txt": b"answer to given"}
+    logs = world.blobs.get("logs", report.logs)
+    assert b"used ***" in logs
+    assert b"sk-evener" not in logs
+    steps = [step.split()[0] for step in world.log if "heartbeat" not in step]
+    assert steps == ["claim", "open", "seal"]
+    assert await world.bus.depth(ROLLOUTS) == 0
+
+
+async def test_held_out(world):
+    """A runner reads no blob but the agent's side of the task, and the agent finds no tests anywhere."""
+    areas, get = [], world.blobs.get
+    world.blobs.get = lambda area, digest: areas.append(area) or get(area, digest)
+    await world.add(
+        "import os; open('found', 'w').write(str([p for p in ('/tests', '/solution', '/logs') if os.path.exists(p)]))"
+    )
+    report = await world.event()
+    assert areas == ["agent"]
+    if world.sandbox == "bubblewrap":
+        assert contents(get("snapshots", report.snapshot))["found"] == b"[]"
+
+
+async def test_the_sandbox_is_what_was_promised(world):
+    await world.add("import os; open('out', 'w').write(' '.join([os.getcwd(), os.environ['HOME'], access['base_url']]))")
+    report = await world.event()
+    assert report.cause == "agent_no_call"
+    cwd, home, base_url = contents(world.blobs.get("snapshots", report.snapshot))["out"].decode().split()
+    if world.sandbox == "bubblewrap":
+        assert (cwd, home, base_url) == ("/workspace", "/home/agent", "http://127.0.0.1:8701")
+    else:
+        assert base_url == world.settings.proxy
+
+
+async def test_the_time_limit_seals_then_kills_and_keeps_the_workspace(world):
+    session = await world.add("call('x'); open('half', 'w').write('done'); time.sleep(60)", budget=Budget(wall_s=2))
+    report = await world.event()
+    assert (report.outcome, report.cause, report.exit_code) == (Outcome.BUDGET, "budget_wall", 137)
+    assert contents(world.blobs.get("snapshots", report.snapshot))["half"] == b"done"
+    assert f"seal {session}" in world.log
+
+
+async def test_a_failing_agent_is_the_agents_fault(world):
+    await world.add("call('x'); sys.exit(3)")
+    report = await world.event()
+    assert (report.outcome, report.cause, report.exit_code) == (Outcome.AGENT_ERROR, "agent_exit", 3)
+    assert report.snapshot is not None
+
+
+async def test_heartbeats_go_on_while_it_runs(world):
+    await world.add("call('x'); time.sleep(1.5)")
+    assert (await world.event()).outcome is Outcome.FINISHED
+    assert sum("heartbeat" in step for step in world.log) >= 4
+
+
+@pytest.mark.parametrize("action", ["cancel", "pause"])
+async def test_the_ledger_can_end_it(world, action):
+    session = await world.add("call('x'); time.sleep(60)")
+    await until(lambda: world.calls.get(session))
+    world.action = action
+    report = await world.event(5)
+    assert (report.outcome, report.snapshot) == (Outcome.CANCELLED, None)
+    assert f"seal {session}" in world.log
+
+
+async def test_a_lost_lease_is_not_reported(world):
+    session = await world.add("call('x'); time.sleep(60)")
+    await until(lambda: world.calls.get(session))
+    world.action = "refuse"
+    await until(lambda: f"seal {session}" in world.log)
+    await until(lambda: not list((world.settings.data / "sandboxes").glob("*")))
+    assert await world.bus.depth(EVENTS) == 0
+
+
+async def test_a_refused_claim_is_acknowledged_and_dropped(world):
+    session = await world.add("pass")
+    world.refuse.add(session)
+    await until(lambda: f"claim {session}" in world.log)
+    await world.add("call('x')")
+    assert (await world.event()).outcome is Outcome.FINISHED
+    assert await world.bus.depth(ROLLOUTS) == 0
+    assert world.log.count(f"claim {session}") <= 1
+
+
+async def test_a_stop_ends_agents_and_lets_the_leases_go(world, runner):
+    stop, task = runner
+    sessions = [await world.add("call('x'); time.sleep(60)") for _ in range(2)]
+    await until(lambda: all(world.calls.get(session) for session in sessions))
+    started = time.monotonic()
+    stop.set()
+    await asyncio.wait_for(task, 5)
+    assert time.monotonic() - started < 5
+    for _ in sessions:
+        report = await world.event(1)
+        assert (report.outcome, report.cause) == (Outcome.INFRA_ERROR, "service_stopped")
+
+
+async def test_only_free_slots_take_commands(world):
+    sessions = [await world.add("call('x'); time.sleep(1.5)") for _ in range(3)]
+    await until(lambda: sum(world.calls.values()) == 2)
+    await asyncio.sleep(0.2)
+    assert await world.bus.depth(ROLLOUTS) == 1
+    reports = [await world.event() for _ in sessions]
+    assert [report.outcome for report in reports] == [Outcome.FINISHED] * 3
+
+
+async def test_an_environment_that_cannot_be_made_is_the_authors(world):
+    await world.add("call('x')", files={"environment/Dockerfile": b"FROM debian\nRUN make world\n"})
+    report = await world.event()
+    assert (report.outcome, report.cause) == (Outcome.TASK_ERROR, "task_setup")
+    assert "line 2: RUN make world" in report.detail
+    assert not any(step.startswith("open") for step in world.log)
+
+
+async def test_a_missing_blob_is_ours(world):
+    bundle = world.blobs.put
+    world.blobs.put = lambda area, data: "sha256:" + "0" * 64 if area == "agent" else bundle(area, data)
+    session = await world.add("call('x')")
+    report = await world.event()
+    assert (report.outcome, report.cause) == (Outcome.INFRA_ERROR, "blob_missing")
+    assert f"seal {session}" not in world.log
+
+
+async def test_tasks_of_others_need_a_real_sandbox(world):
+    await world.add("call('x')", trusted=False)
+    report = await world.event()
+    expected = Outcome.FINISHED if world.sandbox == "bubblewrap" else Outcome.INFRA_ERROR
+    assert report.outcome is expected
+
+
+async def test_an_engine_that_failed_is_no_grade(world):
+    world.state.fault, world.state.last_error = "engine_unavailable", "connection refused"
+    await world.add("call('x')")
+    report = await world.event()
+    assert (report.outcome, report.cause, report.snapshot) == (Outcome.INFRA_ERROR, "engine_unavailable", None)

@@ -1,0 +1,73 @@
+import io
+import os
+import tarfile
+
+import pytest
+
+from evener.archive import UnsafeArchive, extract, tar_of_files, tar_of_folder
+
+
+def tar(*members):
+    """A tar file of (name, type, content or link target)."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for name, kind, text in members:
+            info = tarfile.TarInfo(name)
+            info.type, info.mode = kind, 0o7777
+            content = text.encode() if kind == tarfile.REGTYPE else b""
+            info.linkname = "" if kind == tarfile.REGTYPE else text
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+FILE, LINK, HARD, FOLDER, FIFO, DEVICE = (
+    tarfile.REGTYPE,
+    tarfile.SYMTYPE,
+    tarfile.LNKTYPE,
+    tarfile.DIRTYPE,
+    tarfile.FIFOTYPE,
+    tarfile.CHRTYPE,
+)
+
+
+def test_files_folders_and_inner_links(tmp_path):
+    members = [("./a", FOLDER, ""), ("a/b", FILE, "text"), ("c/d", LINK, "../a/b"), ("e", HARD, "a/b"), (".", FOLDER, "")]
+    extract(tar(*members), tmp_path / "target")
+    for name in ("a/b", "c/d", "e"):
+        assert (tmp_path / "target" / name).read_text() == "text"
+    assert (tmp_path / "target/a/b").stat().st_mode & 0o7777 == 0o755
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        [("../x", FILE, "")],
+        [("/x", FILE, "")],
+        [("a/../../x", FILE, "")],
+        [("x", LINK, "/etc/passwd")],
+        [("x", LINK, "../x")],
+        [("x", LINK, "."), ("x/y", FILE, "")],
+        [("x", LINK, "."), ("x/y", LINK, "..")],
+        [("x", LINK, "y"), ("z", HARD, "x")],
+        [("x", HARD, "../../etc/passwd")],
+        [("x", FIFO, "")],
+        [("x", DEVICE, "")],
+    ],
+)
+def test_what_would_leave_the_folder_is_refused(tmp_path, members):
+    with pytest.raises(UnsafeArchive):
+        extract(tar(*members), tmp_path / "inner/target")
+    assert not os.path.lexists(tmp_path / "inner/x")
+
+
+def test_a_file_is_not_written_through_a_link(tmp_path):
+    with pytest.raises(OSError, match="exists"):
+        extract(tar(("x", LINK, "y"), ("x", FILE, "")), tmp_path)
+
+
+def test_round_trip(tmp_path):
+    extract(tar_of_files({"a/b/c": b"1", "d": b"2"}), tmp_path / "one")
+    extract(tar_of_folder(tmp_path / "one"), tmp_path / "two")
+    assert (tmp_path / "two/a/b/c").read_bytes() == b"1"
+    assert (tmp_path / "two/a").stat().st_mode & 0o777 == 0o700

@@ -1,0 +1,198 @@
+import asyncio
+import io
+import tarfile
+import time
+
+import msgspec
+import pytest
+from aiohttp import web
+
+from evener.api import ScoreOrder
+from evener.blobs import Blobs
+from evener.bus.memory import MemoryBus
+from evener.ids import new_id, session_id
+from evener.messages import EVENTS, WORKSPACES, ScoreWorkspace
+from evener.sandbox.probe import bubblewrap_missing
+from evener.settings import Settings
+from evener_verifier import service, verifier
+
+PASS_IF_DONE = b"[ -f /workspace/done ] && echo 1 > /logs/verifier/reward.txt || echo 0 > /logs/verifier/reward.txt\n"
+
+
+def tar(files):
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for name, content in files.items():
+            info = tarfile.TarInfo(name)
+            info.size, info.mode = len(content), 0o644
+            archive.addfile(info, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+@pytest.fixture(params=["bubblewrap", "process"])
+async def kind(request):
+    if request.param == "bubblewrap" and (missing := await bubblewrap_missing()):
+        pytest.skip(f"bubblewrap does not work here: {missing}")
+    return request.param
+
+
+@pytest.fixture
+def blobs(tmp_path):
+    return Blobs(tmp_path / "blobs")
+
+
+def order(blobs, kind, test, workspace=None, toml=b"", pristine=None, trusted=True):
+    """An order to score ``workspace`` by ``test``."""
+    initial = {f"environment/workspace/{name}": content for name, content in (pristine or {"given": b"1"}).items()}
+    return ScoreOrder(
+        session_id=session_id(new_id(), 1),
+        task_id="t",
+        snapshot=blobs.put("snapshots", tar(workspace if workspace is not None else {"done": b""})),
+        agent_bundle=blobs.put("agent", tar({"task.toml": toml, "instruction.md": b"Do it.", **initial})),
+        grader_bundle=blobs.put("grader", tar({"task.toml": toml, "tests/test.sh": test, "tests/expected": b"secret"})),
+        trusted=trusted,
+        sandbox=kind,
+    )
+
+
+@pytest.fixture
+def score(blobs, kind, tmp_path):
+    async def run(test, workspace=None, **more):
+        scored = await verifier.score(order(blobs, kind, test, workspace, **more), blobs, tmp_path / "sandboxes")
+        assert not list((tmp_path / "sandboxes").glob("*")), "a sandbox was left behind"
+        return scored
+
+    return run
+
+
+async def test_solved_and_not_solved(score):
+    solved, unsolved = await score(PASS_IF_DONE), await score(PASS_IF_DONE, {"other": b""})
+    assert (solved.scores, solved.cause) == ({"reward": 1.0}, None)
+    assert (unsolved.scores, unsolved.cause) == ({"reward": 0.0}, None)
+
+
+async def test_evidence(score):
+    scored = await score(
+        b"echo said; echo wrong >&2; cat /tests/expected; echo 0.5 > /logs/verifier/reward.txt; exit 3",
+        {"given": b"2", "new": b""},
+        pristine={"given": b"1", "gone": b"x"},
+    )
+    evidence = scored.evidence
+    assert (evidence["exit_code"], evidence["stdout"], evidence["stderr"]) == (3, "said\nsecret", "wrong\n")
+    assert evidence["changes"] == {
+        "added": {"count": 1, "names": ["new"]},
+        "changed": {"count": 1, "names": ["given"]},
+        "removed": {"count": 1, "names": ["gone"]},
+    }
+    assert scored.scores == {"reward": 0.5}
+    assert scored.seconds > 0
+
+
+async def test_planted_rewards_have_no_influence(score):
+    planted = dict.fromkeys(("logs/verifier/reward.txt", "reward.txt", "tests/test.sh"), b"1")
+    planted["logs/verifier/reward.json"] = b'{"reward": 1}'
+    scored = await score(b"ls -A /logs/verifier; true", planted)
+    assert (scored.scores, scored.cause) == ({}, "reward_missing")
+    assert scored.evidence["stdout"] == ""
+
+
+async def test_a_reward_that_is_a_link_or_a_folder_is_not_read(score):
+    for script in (b"ln -s /etc/hostname /logs/verifier/reward.txt", b"mkdir /logs/verifier/reward.json"):
+        assert (await score(script)).cause == "reward_missing"
+
+
+async def test_faults_of_the_author(score):
+    assert (await score(b"true")).cause == "reward_missing"
+    assert (await score(b"echo 1000000 > /logs/verifier/reward.txt")).cause == "reward_invalid"
+    assert (await score(b"true", toml=b"verifier = 1")).cause == "task_setup"
+    slow = await score(b"sleep 60", toml=b"[verifier]\ntimeout_sec = 0.3\n")
+    assert (slow.cause, slow.detail) == ("reward_missing", "tests/test.sh did not end within 0.3 s")
+    assert slow.seconds < 5
+
+
+async def test_environment_of_the_task(score):
+    toml = b'[verifier]\nenv = {LEVEL = "0.75"}\n'
+    assert (await score(b"echo $LEVEL > /logs/verifier/reward.txt", toml=toml)).scores == {"reward": 0.75}
+
+
+async def test_infra_is_not_a_grade(blobs, kind, tmp_path):
+    wanted = order(blobs, kind, PASS_IF_DONE)
+    lost = msgspec.structs.replace(wanted, snapshot="sha256:" + "0" * 64)
+    assert (await verifier.score(lost, blobs, tmp_path / "s")).cause == "blob_missing"
+    broken = msgspec.structs.replace(wanted, snapshot=blobs.put("snapshots", b"no tar file"))
+    assert (await verifier.score(broken, blobs, tmp_path / "s")).cause == "sandbox_failed"
+
+
+async def test_tests_are_out_of_reach_of_what_they_test(score, kind):
+    if kind == "process":
+        pytest.skip("process isolates nothing")
+    script = b"touch /tests/x; rm -f /tests/expected; cat /tests/expected; id -u; ls /opt /run; env"
+    evidence = (await score(script, trusted=False)).evidence
+    assert "Read-only file system" in evidence["stderr"]
+    assert evidence["stdout"].startswith("secret")
+    assert "8701" not in evidence["stdout"]
+    probe = b"python3 -c 'import socket; socket.create_connection((\"1.1.1.1\", 53), 2)'; echo 1 > /logs/verifier/reward.txt"
+    assert "OSError" in (await score(probe)).evidence["stderr"] or "not found" in (await score(probe)).evidence["stderr"]
+
+
+async def test_cost(score, kind):
+    await score(PASS_IF_DONE)
+    seconds = sorted([(await score(PASS_IF_DONE)).seconds for _ in range(5)])
+    print(f"{kind}: {1000 * seconds[0]:.0f} to {1000 * seconds[-1]:.0f} ms a verification")
+    assert seconds[0] < 1.0
+
+
+@pytest.fixture
+async def api(blobs, kind, tmp_path):
+    """An orchestrator that knows three attempts: solved, unknown, and one past scoring."""
+    orders = {}
+
+    async def scoring(request):
+        session = request.match_info["session"]
+        if session not in orders:
+            return web.json_response({"detail": "past scoring"}, status=409)
+        return web.Response(body=msgspec.json.encode(orders[session]))
+
+    app = web.Application()
+    app.add_routes([web.get("/v1/attempts/{session}/scoring", scoring)])
+    server = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await server.setup()
+    await web.TCPSite(server, "127.0.0.1", 0).start()
+    url = f"http://127.0.0.1:{server.addresses[0][1]}"
+    yield Settings(data=tmp_path / "data", url=url, verifier_slots=2), orders
+    await server.cleanup()
+
+
+async def test_service(api, blobs, kind):
+    settings, orders = api
+    bus, stop = MemoryBus(), asyncio.Event()
+    wanted = order(blobs, kind, PASS_IF_DONE)
+    orders[wanted.session_id] = wanted
+    rollout = wanted.session_id.split(".")[0]
+    await bus.publish(ScoreWorkspace(run_id="r", rollout_id=new_id(), attempt=1))  # past scoring: dropped
+    await bus.publish(ScoreWorkspace(run_id="r", rollout_id=rollout, attempt=1))
+    serving = asyncio.create_task(service.serve(settings, bus, blobs, stop=stop, name="verifier-1"))
+    async with asyncio.timeout(20), bus.consume(EVENTS) as consumer:
+        scored = (await consumer.get()).message
+    assert (scored.rollout_id, scored.attempt, scored.scores) == (rollout, 1, {"reward": 1.0})
+    stop.set()
+    await asyncio.wait_for(serving, 5)
+    assert await bus.depth(WORKSPACES) == 0
+
+
+async def test_a_stop_hands_the_unfinished_back(api, blobs, kind):
+    settings, orders = api
+    bus, stop = MemoryBus(), asyncio.Event()
+    wanted = order(blobs, kind, b"sleep 60")
+    orders[wanted.session_id] = wanted
+    await bus.publish(ScoreWorkspace(run_id="r", rollout_id=wanted.session_id.split(".")[0], attempt=1))
+    serving = asyncio.create_task(service.serve(settings, bus, blobs, stop=stop, name="verifier-1"))
+    deadline = time.monotonic() + 10
+    while not list((settings.data / "sandboxes").glob("score-*/files/workspace")):
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.02)
+    stop.set()
+    await asyncio.wait_for(serving, 5)
+    assert await bus.depth(WORKSPACES) == 1
+    assert await bus.depth(EVENTS) == 0
+    assert not list((settings.data / "sandboxes").glob("*"))
