@@ -105,9 +105,7 @@ def make_tokenizer(size: int) -> PreTrainedTokenizerFast:
     for part in [*SPECIAL, *MARKUP, *phrases()]:
         corpus = [text.replace(part, "\n") for text in corpus]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=size, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
-    )
+    trainer = trainers.BpeTrainer(vocab_size=size, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False)
     bpe.train_from_iterator(corpus, trainer)
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=bpe, eos_token=END, pad_token=SPECIAL[0], clean_up_tokenization_spaces=False

@@ -133,9 +133,7 @@ class Sampler:
 def evaluate(sampler: Sampler, model: Qwen3ForCausalLM, split: Split, samples: int) -> dict[str, float]:
     """pass@1 by family and in all, with the means of calls and of replies that do not parse."""
     tasks = [chore for family in FAMILIES.values() for chore in chores(family, split)] * samples
-    rollouts = [
-        rollout for start in range(0, len(tasks), 128) for rollout in sampler(model, tasks[start : start + 128])
-    ]
+    rollouts = [rollout for start in range(0, len(tasks), 128) for rollout in sampler(model, tasks[start : start + 128])]
     result = {"pass@1": sum(rollout.score for rollout in rollouts) / len(rollouts)}
     for name in FAMILIES:
         scores = [rollout.score for rollout in rollouts if rollout.chore.family == name]

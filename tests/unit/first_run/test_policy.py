@@ -107,9 +107,7 @@ def test_text_survives_the_tokenizer(tokenizer: PreTrainedTokenizerFast) -> None
 
 def test_the_decoder_agrees_with_a_plain_forward_pass(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
     prefix = pi_prefix(tokenizer)
-    rows = [
-        tokenizer(user_turn(text)).input_ids for text in ("Do it.", "Please change log_level for the mail service.")
-    ]
+    rows = [tokenizer(user_turn(text)).input_ids for text in ("Do it.", "Please change log_level for the mail service.")]
     width = max(map(len, rows))
     ids = torch.tensor([row + [0] * (width - len(row)) for row in rows])
     last = torch.tensor([len(row) - 1 for row in rows])

@@ -19,11 +19,7 @@ def grade(task: Path, box: Path, prepare: str = "") -> str:
     shutil.copytree(task / "environment/workspace", box / "workspace")
     shutil.copytree(task / "tests", box / "tests")
     stock = (task / "tests/test.sh").read_text()
-    moved = (
-        stock.replace("/workspace", f"{box}/workspace")
-        .replace("/tests", f"{box}/tests")
-        .replace("/logs", f"{box}/logs")
-    )
+    moved = stock.replace("/workspace", f"{box}/workspace").replace("/tests", f"{box}/tests").replace("/logs", f"{box}/logs")
     environment = {"PATH": os.environ["PATH"]}
     if prepare:
         subprocess.run(["sh", "-c", prepare.replace("/workspace", f"{box}/workspace")], check=True, env=environment)
