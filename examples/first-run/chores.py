@@ -163,7 +163,11 @@ BACKUP = Family(
                 "many times from morning to night",
                 "all day and all night",
             ],
-            ["around the clock, day and night", "every time the clock strikes", "many times in sixty times sixty minutes"],
+            [
+                "around the clock, day and night",
+                "every time the clock strikes",
+                "many times in sixty times sixty minutes",
+            ],
         ),
         "week": (
             ["every Sunday", "once in seven days", "on Friday night", "from Monday to Monday", "on Saturdays"],
@@ -217,7 +221,13 @@ TICKET = Family(
     choices=("money", "network", "account", "device"),
     cues={
         "money": (
-            ["I was charged twice", "the invoice is wrong", "my refund is late", "the price is too high", "I paid too much"],
+            [
+                "I was charged twice",
+                "the invoice is wrong",
+                "my refund is late",
+                "the price is too high",
+                "I paid too much",
+            ],
             ["the refund is wrong", "I paid twice", "the price on my invoice is too high"],
         ),
         "network": (

@@ -153,6 +153,7 @@ def grpo_step(
     optimizer: torch.optim.Optimizer,
     prefix: list[int],
     rows: list[tuple[Rollout, float]],
+    max_norm: float,
     clip: float = 0.2,
     micro: int = 16,
 ) -> dict[str, float]:
@@ -179,7 +180,7 @@ def grpo_step(
         loss = -torch.min(ratio * gained, ratio.clamp(1 - clip, 1 + clip) * gained).sum() / count
         loss.backward()
         divergence += float((ratio - 1 - ratio.log()).sum().detach()) / count
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
     optimizer.step()
     return {"kl": divergence, "norm": float(norm), "rows": len(moved)}
 
@@ -206,11 +207,14 @@ def train(model: Qwen3ForCausalLM, sampler: Sampler, prefix: list[int], settings
         if settings.decay:
             scale *= 1 - step / settings.steps
         optimizer.param_groups[0]["lr"] = settings.rate * scale
-        figures = grpo_step(model, optimizer, prefix, list(zip(rollouts, gains, strict=True)))
+        figures = grpo_step(model, optimizer, prefix, list(zip(rollouts, gains, strict=True)), settings.max_norm)
         history = [*history, copy.deepcopy(model)][-1 - settings.lag :]
         score = sum(rollout.score for rollout in rollouts) / len(rollouts)
         calls = sum(rollout.calls for rollout in rollouts) / len(rollouts)
-        print(json.dumps({"step": step + 1, "score": round(score, 3), "calls": round(calls, 2)} | rounded(figures)), flush=True)
+        print(
+            json.dumps({"step": step + 1, "score": round(score, 3), "calls": round(calls, 2)} | rounded(figures)),
+            flush=True,
+        )
     return settings.steps * settings.groups * settings.size
 
 
@@ -223,12 +227,22 @@ def main() -> None:
     """Evaluate, train, evaluate."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--policy", type=Path, default=HERE / "tiny-policy")
-    for name, default in (("seed", 0), ("steps", 24), ("groups", 8), ("size", 8), ("warmup", 3), ("lag", 1), ("samples", 4)):
+    for name, default in (
+        ("seed", 0),
+        ("steps", 40),
+        ("groups", 4),
+        ("size", 8),
+        ("warmup", 3),
+        ("lag", 1),
+        ("samples", 4),
+    ):
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--rate", type=float, default=1e-3)
+    parser.add_argument("--rate", type=float, default=4e-4)
+    parser.add_argument("--max-norm", type=float, default=1.0)
     parser.add_argument("--brevity", type=float, default=0.1)
     parser.add_argument("--decay", action="store_true", help="linear decay of the learning rate")
     settings = parser.parse_args()
+    torch.set_num_threads(1)
     torch.manual_seed(settings.seed)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(settings.policy)
     model = Qwen3ForCausalLM.from_pretrained(settings.policy, dtype=torch.float32)
