@@ -30,6 +30,7 @@ _log = log.get("stack")
 
 ENGINE_START_S = 120.0
 GRACE_S = 2.0
+CANCELLED_S = 0.3
 LISTENERS = ("proxy", "orchestrator")
 
 
@@ -259,12 +260,15 @@ async def _drain(stack: Stack) -> None:
     await _ended([task for task in stack.tasks if task.get_name() not in LISTENERS])
     stack.closing.set()
     await _ended(stack.tasks)
-    for task, result in zip(stack.tasks, await asyncio.gather(*stack.tasks, return_exceptions=True), strict=True):
-        if isinstance(result, Exception):
-            _log.error("service_failed", name=task.get_name(), error=str(result))
+    # What was cancelled gets a moment, not more: a thread amid an import cannot be stopped, and the process ends anyway.
+    ended, _ = await asyncio.wait(stack.tasks, timeout=CANCELLED_S) if stack.tasks else (set[asyncio.Task[None]](), None)
+    for task in ended:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("service_failed", name=task.get_name(), error=str(error))
 
 
 async def _ended(tasks: list[asyncio.Task[None]]) -> None:
+    tasks = [task for task in tasks if not task.cancelling()]
     if not tasks:
         return
     _, left = await asyncio.wait(tasks, timeout=GRACE_S)

@@ -1,10 +1,11 @@
 """The `evener` command: every fault is one line on stderr; exit code 2 for bad input, 1 for a failure, 0 else."""
 
 import asyncio
+import os
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NoReturn
 
 import typer
 
@@ -47,6 +48,29 @@ def _asyncio(main: Coroutine[Any, Any, Any]) -> Any:
     return uvloop.run(main)
 
 
+def _last(main: Coroutine[Any, Any, int]) -> NoReturn:
+    """Run the embedded stack and leave at once with its exit code.
+
+    The trainer's thread may be amid an import of torch, which nothing can stop; all that must be written is written by now.
+    """
+
+    async def ending() -> None:
+        try:
+            code = await main
+        except EvenerError as error:
+            err.print(f"evener: {error}", markup=False, style="red")
+            code = error.exit_code
+        except Refused as error:
+            err.print(f"evener: {error}", markup=False, style="red")
+            code = 1
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+    _asyncio(ending())
+    raise AssertionError("unreachable")
+
+
 def _read(ask: Callable[[ApiClient], Coroutine[Any, Any, Any]]) -> Any:
     """Ask the API something."""
     here = settings.load()
@@ -69,7 +93,7 @@ def run(
     """Train (or evaluate) as a run file says; the same name resumes."""
     here = settings.load()
     _log_to_folder(here)
-    raise typer.Exit(_asyncio(run_.run(here, file, new=new, evaluate=False, as_json=as_json)))
+    _last(run_.run(here, file, new=new, evaluate=False, as_json=as_json))
 
 
 @app.command("eval")
@@ -77,7 +101,7 @@ def evaluate(file: File, new: Annotated[bool, typer.Option("--new")] = False, as
     """Evaluate a run file's policy on its [eval] tasks without training."""
     here = settings.load()
     _log_to_folder(here)
-    raise typer.Exit(_asyncio(run_.run(here, file, new=new, evaluate=True, as_json=as_json)))
+    _last(run_.run(here, file, new=new, evaluate=True, as_json=as_json))
 
 
 @app.command()
@@ -88,7 +112,7 @@ def up(
     """Run the embedded stack until Ctrl-C."""
     here = settings.load()
     _log_to_folder(here)
-    raise typer.Exit(_asyncio(run_.up(here, policy=policy, name=name)))
+    _last(run_.up(here, policy=policy, name=name))
 
 
 @app.command()
