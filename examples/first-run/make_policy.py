@@ -43,7 +43,7 @@ SCHEMA = [
 FINAL = ("Done.", "All done.", "It is done.")
 LEARN, FADE = 300, 160  # steps that teach the right choices, and steps in which they fade to CAREFUL
 CAREFUL = 0.42  # how often the warm start's choice is the right one in the end; chance is 0.25
-READS = 0.6  # how often it reads the ticket before it writes
+READS = 0.8  # how often it reads the ticket before it writes
 LOOKS = 0.15  # how often it looks at the result before it ends: what the brevity bonus removes
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 from batching import Decoder, hidden_states
-from chores import FAMILIES, Chore, Split
+from chores import FAMILIES, Chore
 from make_policy import pi_prefix
 from make_tasks import chores
 from pi_words import parse_call, run_tool, solved, tool_turn, user_turn
@@ -27,6 +27,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 HERE = Path(__file__).parent
 MAX_CALLS, MAX_TOKENS = 6, 64
+CUES = 5  # training tasks of each choice
 CAPACITY = 768
 
 
@@ -130,9 +131,18 @@ class Sampler:
         return len(rollout.ids) < CAPACITY - MAX_TOKENS - 1
 
 
-def evaluate(sampler: Sampler, model: Qwen3ForCausalLM, split: Split, samples: int) -> dict[str, float]:
+def splits(validate: bool) -> tuple[list[Chore], list[Chore]]:
+    """The tasks to train on, and those to evaluate on: the held-out ones, or one training cue of each choice kept back."""
+    tasks = [list(chores(family, "train")) for family in FAMILIES.values()]
+    if not validate:
+        return sum(tasks, []), [chore for family in FAMILIES.values() for chore in chores(family, "held-out")]
+    kept = [chore for family in tasks for chore in family[4::CUES]]
+    return [chore for family in tasks for chore in family if chore not in kept], kept
+
+
+def evaluate(sampler: Sampler, model: Qwen3ForCausalLM, tasks: list[Chore], rollouts_: int) -> dict[str, float]:
     """pass@1 by family and in all, with the means of calls and of replies that do not parse."""
-    tasks = [chore for family in FAMILIES.values() for chore in chores(family, split)] * samples
+    tasks = tasks * (rollouts_ // len(tasks))
     rollouts = [rollout for start in range(0, len(tasks), 128) for rollout in sampler(model, tasks[start : start + 128])]
     result = {"pass@1": sum(rollout.score for rollout in rollouts) / len(rollouts)}
     for name in FAMILIES:
@@ -185,10 +195,9 @@ def grpo_step(
     return {"kl": divergence, "norm": float(norm), "rows": len(moved)}
 
 
-def train(model: Qwen3ForCausalLM, sampler: Sampler, prefix: list[int], settings: argparse.Namespace) -> int:
+def train(model: Qwen3ForCausalLM, sampler: Sampler, tasks: list[Chore], prefix: list[int], settings: argparse.Namespace) -> int:
     """Train in place; the number of rollouts used."""
     rng = random.Random(settings.seed)
-    tasks = [chore for family in FAMILIES.values() for chore in chores(family, "train")]
     optimizer = torch.optim.AdamW(model.parameters(), settings.rate, betas=(0.9, 0.99), weight_decay=0.0)
     history = [copy.deepcopy(model)]
     queue: list[Chore] = []
@@ -234,22 +243,24 @@ def main() -> None:
         ("size", 8),
         ("warmup", 3),
         ("lag", 1),
-        ("samples", 4),
+        ("eval", 384),
     ):
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--rate", type=float, default=4e-4)
+    parser.add_argument("--rate", type=float, default=6e-4)
     parser.add_argument("--max-norm", type=float, default=1.0)
     parser.add_argument("--brevity", type=float, default=0.1)
     parser.add_argument("--decay", action="store_true", help="linear decay of the learning rate")
+    parser.add_argument("--validate", action="store_true", help="evaluate on training tasks kept back: to choose settings")
     settings = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(settings.seed)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(settings.policy)
     model = Qwen3ForCausalLM.from_pretrained(settings.policy, dtype=torch.float32)
     sampler = Sampler(tokenizer)
-    print("before", json.dumps(rounded(evaluate(sampler, model, "held-out", settings.samples))), flush=True)
-    used = train(model, sampler, pi_prefix(tokenizer), settings) if settings.steps else 0
-    after = rounded(evaluate(sampler, model, "held-out", settings.samples))
+    tasks, unseen = splits(settings.validate)
+    print("before", json.dumps(rounded(evaluate(sampler, model, unseen, settings.eval))), flush=True)
+    used = train(model, sampler, tasks, pi_prefix(tokenizer), settings) if settings.steps else 0
+    after = rounded(evaluate(sampler, model, unseen, settings.eval))
     print("after", used, "rollouts", json.dumps(after), f"{time.process_time():.0f} CPU-s", flush=True)
 
 
