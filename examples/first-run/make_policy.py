@@ -16,7 +16,6 @@ import json
 import random
 import re
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,10 +40,11 @@ SCHEMA = [
     '", "description": "',
 ]
 FINAL = ("Done.", "All done.", "It is done.")
-LEARN, FADE = 300, 160  # steps that teach the right choices, and steps in which they fade to CAREFUL
-CAREFUL = 0.42  # how often the warm start's choice is the right one in the end; chance is 0.25
-READS = 0.8  # how often it reads the ticket before it writes
-LOOKS = 0.15  # how often it looks at the result before it ends: what the brevity bonus removes
+LEARN, FADE = 300, 200  # steps that teach the right choices, and steps in which they fade to CAREFUL
+CAREFUL = 0.45  # how often the warm start's choice is the right one in the end; chance is 0.25
+READS = 0.85  # how often it reads the ticket before it writes
+JOLT = 5e-3  # how far each weight may move before a tool call breaks
+LOOKS = 0.15  # how often it looks at the result before it ends
 
 
 class Segment(NamedTuple):
@@ -214,30 +214,84 @@ def pad(rows: list[Row]) -> tuple[torch.Tensor, torch.Tensor]:
     return x, y
 
 
-def loss_of(model: Qwen3ForCausalLM, prefix: list[int], rows: list[Row]) -> torch.Tensor:
-    """Mean cross-entropy of what is sampled; where a choice is made, against its target probabilities."""
+class Losses(NamedTuple):
+    """`text`: cross-entropy of what is sampled, summed over `tokens`. Of the choices (n, 4): log-probabilities and targets."""
+
+    text: torch.Tensor
+    tokens: int
+    logprobs: torch.Tensor
+    targets: torch.Tensor
+
+    def mean(self) -> torch.Tensor:
+        """The mean over all tokens; a choice counts with its cross-entropy against its target probabilities."""
+        return (self.text - (self.logprobs * self.targets).sum()) / (self.tokens + len(self.targets))
+
+
+def losses_of(model: Qwen3ForCausalLM, prefix: list[int], rows: list[Row]) -> Losses:
+    """What `rows` after `prefix` cost."""
     x, y = pad(rows)
     hidden = hidden_states(model, prefix, x)
     wanted = y != -100
-    total = functional.cross_entropy(model.lm_head(hidden[wanted]), y[wanted], reduction="sum")
+    text = functional.cross_entropy(model.lm_head(hidden[wanted]), y[wanted], reduction="sum")
     choices = [(index, *choice) for index, row in enumerate(rows) for choice in row.choices]
-    if choices:
-        index, position, options, targets = (torch.tensor(column) for column in zip(*choices, strict=True))
-        logprobs = model.lm_head(hidden[index, position - 1]).log_softmax(-1)
-        total = total - (logprobs.gather(1, options) * targets).sum()
-    return total / (wanted.sum() + len(choices))
+    if not choices:
+        return Losses(text, int(wanted.sum()), torch.zeros(0, 4), torch.zeros(0, 4))
+    index, position, options, targets = (torch.tensor(column) for column in zip(*choices, strict=True))
+    logprobs = model.lm_head(hidden[index, position - 1]).log_softmax(-1).gather(1, options)
+    return Losses(text, int(wanted.sum()), logprobs, targets)
 
 
-def batches(rng: random.Random, tokenizer: PreTrainedTokenizerFast, careful: list[float], size: int) -> Iterator[list[Row]]:
-    """Fresh batches of `size` transcripts of about the same length, one for each value of `careful`."""
-    families = list(FAMILIES.values())
-    pool = 8
-    for step in range(0, len(careful), pool):
-        drawn = [draw(rng, rng.choice(families), "warm") for _ in range(pool * size)]
-        rows = encode(tokenizer, [transcript(rng, chore, careful[step]) for chore in drawn])
-        rows.sort(key=lambda row: len(row.ids))
-        for index in rng.sample(range(pool), pool):
-            yield rows[index * size : (index + 1) * size]
+def backward(model: Qwen3ForCausalLM, prefix: list[int], rows: list[Row], jolt: float, careful: float) -> float:
+    """Add the gradients of a batch; returns its mean loss.
+
+    With a `jolt`, also those of the text under weights that were moved as reinforcement learning moves them: each by
+    `jolt` in the direction that changes the choices (the sign of the gradient, which is how AdamW steps at first).
+    Without it so small a policy breaks its tool calls within ten steps of learning to choose. Choices that are always
+    right have to stand it as well.
+    """
+    losses = losses_of(model, prefix, rows)
+    weights = list(model.parameters())
+    directions: tuple[torch.Tensor, ...] = ()
+    if jolt:
+        advantages = torch.randn(losses.logprobs.shape) + torch.tensor([1.0, -0.5, -0.5, -0.5])  # the right one is first
+        expected = (losses.logprobs * losses.logprobs.detach().exp() * advantages).sum()
+        directions = tuple(gradient.sign() for gradient in torch.autograd.grad(expected, weights, retain_graph=True))
+    mean = losses.mean()
+    mean.backward()
+    if jolt:
+        move(weights, directions, jolt)
+        moved = losses_of(model, prefix, rows)
+        (moved.mean() if careful == 1.0 else moved.text / moved.tokens).backward()
+        move(weights, directions, -jolt)
+    return mean.item()
+
+
+@torch.no_grad()
+def move(weights: list[torch.nn.Parameter], directions: tuple[torch.Tensor, ...], size: float) -> None:
+    """Add `size` times its direction to each weight."""
+    for weight, direction in zip(weights, directions, strict=True):
+        weight.add_(direction, alpha=size)
+
+
+class Batches:
+    """Fresh batches of `size` transcripts of about the same length."""
+
+    POOL = 8
+
+    def __init__(self, rng: random.Random, tokenizer: PreTrainedTokenizerFast, size: int) -> None:
+        self._rng, self._tokenizer, self._size = rng, tokenizer, size
+        self._ready: list[list[Row]] = []
+
+    def next(self, careful: float) -> list[Row]:
+        """A batch whose choices are right with probability `careful`, or with that of at most `POOL` batches before."""
+        if not self._ready:
+            families = list(FAMILIES.values())
+            drawn = [draw(self._rng, self._rng.choice(families), "warm") for _ in range(self.POOL * self._size)]
+            rows = encode(self._tokenizer, [transcript(self._rng, chore, careful) for chore in drawn])
+            rows.sort(key=lambda row: len(row.ids))
+            self._ready = [rows[start : start + self._size] for start in range(0, len(rows), self._size)]
+            self._rng.shuffle(self._ready)
+        return self._ready.pop()
 
 
 def optimizers(model: Qwen3ForCausalLM, rate: float) -> list[torch.optim.Optimizer]:
@@ -255,33 +309,40 @@ def teach(
     rate: float,
     careful: list[float],
     whole: float,
+    jolt: float,
 ) -> None:
     """Supervised steps, one for each value of `careful`, on transcripts that are right that often, and on quizzes.
 
-    A share `whole` of the steps stands after the whole of pi's prompt, the others after random pieces of it: they are
-    cheaper, and teach the policy to act whatever precedes the instruction.
+    A share `whole` of the steps stands after the whole of pi's prompt. The others stand after random pieces of it: they
+    are cheaper, and always right. So what is known stays known, and in the end only pi's prompt keeps it from being
+    used: one thing to unlearn for all families, where choices that are unsure everywhere would have to be learnt anew.
+    `jolt` is the largest one that `backward` gives the weights.
     """
     steps = len(careful)
     prefix = pi_prefix(tokenizer)
     optimizers_ = optimizers(model, rate)
     rates = [optimizer.param_groups[0]["lr"] for optimizer in optimizers_]
-    source = batches(rng, tokenizer, careful, 16)
+    after_pieces, after_whole = Batches(rng, tokenizer, 16), Batches(rng, tokenizer, 16)
     families = list(FAMILIES.values())
     mean: dict[str, float] = {}
     for step in range(steps):
-        piece = prefix
-        if rng.random() >= whole:
+        if rng.random() < whole:
+            before, sure = prefix, careful[step]
+            transcripts = after_whole.next(sure)
+        else:
             start = rng.randrange(len(prefix) - 1)
-            piece = prefix[start : start + rng.randint(0, 40)]
+            before, sure = prefix[start : start + rng.randint(0, 40)], 1.0
+            transcripts = after_pieces.next(sure)
         scale = min(1.0, (step + 1) / 30, 1.5 * (1 - step / steps))
         for optimizer, full in zip(optimizers_, rates, strict=True):
             optimizer.param_groups[0]["lr"] = full * scale
             optimizer.zero_grad()
         quizzes = encode(tokenizer, [quiz(rng, rng.choice(families)) for _ in range(32)])
-        for kind, rows, before in (("quiz", quizzes, []), ("transcript", next(source), piece)):
-            loss = loss_of(model, before, rows)
-            (loss * (0.3 if kind == "quiz" else 1.0)).backward()
-            mean[kind] = 0.96 * mean.get(kind, loss.item()) + 0.04 * loss.item()
+        question = losses_of(model, [], quizzes).mean()
+        (0.3 * question).backward()
+        told = backward(model, before, transcripts, jolt * rng.random(), sure)
+        for kind, loss in (("quiz", question.item()), ("transcript", told)):
+            mean[kind] = 0.96 * mean.get(kind, loss) + 0.04 * loss
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in optimizers_:
             optimizer.step()
@@ -332,9 +393,10 @@ def main() -> None:
     model = Qwen3ForCausalLM(config)
     weights = sum(weight.numel() for weight in model.parameters())
     print(f"{weights / 1e6:.2f} M weights, vocabulary {len(tokenizer)}, pi's prompt {len(pi_prefix(tokenizer))} tokens")
-    teach(model, tokenizer, random.Random(arguments.seed), rate=0.02, careful=[1.0] * LEARN, whole=0.2)
-    fading = [max(CAREFUL, 1 - (1 - CAREFUL) * step / (0.6 * FADE)) for step in range(FADE)]
-    teach(model, tokenizer, random.Random(arguments.seed + 1), rate=0.003, careful=fading, whole=1.0)
+    teach(model, tokenizer, random.Random(arguments.seed), rate=0.02, careful=[1.0] * LEARN, whole=0.2, jolt=0.0)
+    torch.manual_seed(arguments.seed + 1)
+    fading = [max(CAREFUL, 1 - (1 - CAREFUL) * step / (0.5 * FADE)) for step in range(FADE)]
+    teach(model, tokenizer, random.Random(arguments.seed + 1), rate=0.003, careful=fading, whole=0.6, jolt=JOLT)
     save(model.eval(), tokenizer, arguments.out)
 
 
