@@ -41,10 +41,11 @@ SCHEMA = [
 ]
 FINAL = ("Done.", "All done.", "It is done.")
 LEARN, FADE = 300, 200  # steps that teach the right choices, and steps in which they fade to CAREFUL
-CAREFUL = 0.45  # how often the warm start's choice is the right one in the end; chance is 0.25
-READS = 0.85  # how often it reads the ticket before it writes
+CAREFUL = 0.42  # how often the warm start's choice is the right one in the end; chance is 0.25
 JOLT = 5e-3  # how far each weight may move before a tool call breaks
+READS = (0.8, 0.85)  # how often it reads the ticket before it writes: while it learns, and in the end
 LOOKS = 0.15  # how often it looks at the result before it ends
+BATCH, POOL = 16, 8  # transcripts a step, and batches that are drawn together to be sorted by length
 
 
 class Segment(NamedTuple):
@@ -100,7 +101,7 @@ def make_tokenizer(size: int) -> PreTrainedTokenizerFast:
     corpus = [json.dumps(RECORDED["tools"]), RECORDED["system"]] * 30
     for _ in range(6000):
         family = rng.choice(list(FAMILIES.values()))
-        corpus.append("".join(part.text for part in transcript(rng, draw(rng, family, "warm"), CAREFUL)))
+        corpus.append("".join(part.text for part in transcript(rng, draw(rng, family, "warm"), CAREFUL, READS[0])))
         corpus.append("".join(part.text for part in quiz(rng, family)))
     for part in [*SPECIAL, *MARKUP, *phrases()]:
         corpus = [text.replace(part, "\n") for text in corpus]
@@ -144,7 +145,7 @@ def choosing(family: str, chore: Chore, chosen: str, careful: float) -> list[Seg
     return [head, Segment(space + chosen, True, options, careful), Segment(after, True)]
 
 
-def transcript(rng: random.Random, chore: Chore, careful: float) -> list[Segment]:
+def transcript(rng: random.Random, chore: Chore, careful: float, reads: float) -> list[Segment]:
     """How the warm start behaves on a chore: well-formed, short, and right as often as `careful` says.
 
     What it chooses in the text is random, so that what follows is learnt after every choice.
@@ -159,7 +160,7 @@ def transcript(rng: random.Random, chore: Chore, careful: float) -> list[Segment
         answer(call, [Segment(call.text() + END, True)])
 
     if chore.family == "ticket":
-        if rng.random() < READS:
+        if rng.random() < reads:
             plain(Call("read", {"path": "ticket.txt"}))
         else:
             careful = 0.25
@@ -214,84 +215,68 @@ def pad(rows: list[Row]) -> tuple[torch.Tensor, torch.Tensor]:
     return x, y
 
 
-class Losses(NamedTuple):
-    """`text`: cross-entropy of what is sampled, summed over `tokens`. Of the choices (n, 4): log-probabilities and targets."""
-
-    text: torch.Tensor
-    tokens: int
-    logprobs: torch.Tensor
-    targets: torch.Tensor
-
-    def mean(self) -> torch.Tensor:
-        """The mean over all tokens; a choice counts with its cross-entropy against its target probabilities."""
-        return (self.text - (self.logprobs * self.targets).sum()) / (self.tokens + len(self.targets))
-
-
-def losses_of(model: Qwen3ForCausalLM, prefix: list[int], rows: list[Row]) -> Losses:
-    """What `rows` after `prefix` cost."""
+def loss_of(model: Qwen3ForCausalLM, prefix: list[int], rows: list[Row]) -> torch.Tensor:
+    """Mean cross-entropy of what is sampled; where a choice is made, against its target probabilities."""
     x, y = pad(rows)
     hidden = hidden_states(model, prefix, x)
     wanted = y != -100
-    text = functional.cross_entropy(model.lm_head(hidden[wanted]), y[wanted], reduction="sum")
+    total = functional.cross_entropy(model.lm_head(hidden[wanted]), y[wanted], reduction="sum")
+    logprobs, targets = choices_of(model, hidden, rows)
+    return (total - (logprobs * targets).sum()) / (wanted.sum() + len(targets))
+
+
+def choices_of(model: Qwen3ForCausalLM, hidden: torch.Tensor, rows: list[Row]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probabilities and targets of the options of every choice in `rows`, (choices, 4), the right one first."""
     choices = [(index, *choice) for index, row in enumerate(rows) for choice in row.choices]
     if not choices:
-        return Losses(text, int(wanted.sum()), torch.zeros(0, 4), torch.zeros(0, 4))
+        return torch.zeros(0, 4), torch.zeros(0, 4)
     index, position, options, targets = (torch.tensor(column) for column in zip(*choices, strict=True))
-    logprobs = model.lm_head(hidden[index, position - 1]).log_softmax(-1).gather(1, options)
-    return Losses(text, int(wanted.sum()), logprobs, targets)
+    return model.lm_head(hidden[index, position - 1]).log_softmax(-1).gather(1, options), targets
 
 
-def backward(model: Qwen3ForCausalLM, prefix: list[int], rows: list[Row], jolt: float, careful: float) -> float:
-    """Add the gradients of a batch; returns its mean loss.
+def sturdy_backward(model: Qwen3ForCausalLM, prefix: list[int], rows: list[Row], jolt: float) -> float:
+    """Add the gradients of a batch, and of its text under weights that were moved as learning moves them; returns the loss.
 
-    With a `jolt`, also those of the text under weights that were moved as reinforcement learning moves them: each by
-    `jolt` in the direction that changes the choices (the sign of the gradient, which is how AdamW steps at first).
-    Without it so small a policy breaks its tool calls within ten steps of learning to choose. Choices that are always
-    right have to stand it as well.
+    They are moved by `jolt` in the direction that changes the choices (the sign of the gradient, which is how AdamW steps
+    at first). Without it so small a policy breaks its tool calls within ten steps of learning to choose.
     """
-    losses = losses_of(model, prefix, rows)
+    x, y = pad(rows)
     weights = list(model.parameters())
-    directions: tuple[torch.Tensor, ...] = ()
-    if jolt:
-        advantages = torch.randn(losses.logprobs.shape) + torch.tensor([1.0, -0.5, -0.5, -0.5])  # the right one is first
-        expected = (losses.logprobs * losses.logprobs.detach().exp() * advantages).sum()
-        directions = tuple(gradient.sign() for gradient in torch.autograd.grad(expected, weights, retain_graph=True))
-    mean = losses.mean()
-    mean.backward()
-    if jolt:
-        move(weights, directions, jolt)
-        moved = losses_of(model, prefix, rows)
-        (moved.mean() if careful == 1.0 else moved.text / moved.tokens).backward()
-        move(weights, directions, -jolt)
-    return mean.item()
+    hidden = hidden_states(model, prefix, x)
+    text = text_loss(model, hidden, y)
+    logprobs, targets = choices_of(model, hidden, rows)
+    tokens = int((y != -100).sum())
+    loss = (text * tokens - (logprobs * targets).sum()) / (tokens + len(targets))
+    advantages = torch.randn(logprobs.shape) + torch.tensor([1.0, -0.5, -0.5, -0.5])
+    expected = (logprobs * advantages * logprobs.detach().exp()).sum()
+    directions = [gradient.sign() for gradient in torch.autograd.grad(expected, weights, retain_graph=True)]
+    loss.backward()
+    move(weights, directions, jolt)
+    text_loss(model, hidden_states(model, prefix, x), y).backward()
+    move(weights, directions, -jolt)
+    return loss.item()
+
+
+def text_loss(model: Qwen3ForCausalLM, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Mean cross-entropy of what is sampled, without the choices."""
+    wanted = labels != -100
+    return functional.cross_entropy(model.lm_head(hidden[wanted]), labels[wanted])
 
 
 @torch.no_grad()
-def move(weights: list[torch.nn.Parameter], directions: tuple[torch.Tensor, ...], size: float) -> None:
+def move(weights: list[torch.nn.Parameter], directions: list[torch.Tensor], size: float) -> None:
     """Add `size` times its direction to each weight."""
     for weight, direction in zip(weights, directions, strict=True):
         weight.add_(direction, alpha=size)
 
 
-class Batches:
-    """Fresh batches of `size` transcripts of about the same length."""
-
-    POOL = 8
-
-    def __init__(self, rng: random.Random, tokenizer: PreTrainedTokenizerFast, size: int) -> None:
-        self._rng, self._tokenizer, self._size = rng, tokenizer, size
-        self._ready: list[list[Row]] = []
-
-    def next(self, careful: float) -> list[Row]:
-        """A batch whose choices are right with probability `careful`, or with that of at most `POOL` batches before."""
-        if not self._ready:
-            families = list(FAMILIES.values())
-            drawn = [draw(self._rng, self._rng.choice(families), "warm") for _ in range(self.POOL * self._size)]
-            rows = encode(self._tokenizer, [transcript(self._rng, chore, careful) for chore in drawn])
-            rows.sort(key=lambda row: len(row.ids))
-            self._ready = [rows[start : start + self._size] for start in range(0, len(rows), self._size)]
-            self._rng.shuffle(self._ready)
-        return self._ready.pop()
+def pool(rng: random.Random, tokenizer: PreTrainedTokenizerFast, careful: float, reads: float) -> list[list[Row]]:
+    """`POOL` batches of fresh transcripts, each of about the same length, the shortest first."""
+    families = list(FAMILIES.values())
+    drawn = [draw(rng, rng.choice(families), "warm") for _ in range(POOL * BATCH)]
+    rows = encode(tokenizer, [transcript(rng, chore, careful, reads) for chore in drawn])
+    rows.sort(key=lambda row: len(row.ids))
+    return [rows[start : start + BATCH] for start in range(0, len(rows), BATCH)]
 
 
 def optimizers(model: Qwen3ForCausalLM, rate: float) -> list[torch.optim.Optimizer]:
@@ -302,53 +287,90 @@ def optimizers(model: Qwen3ForCausalLM, rate: float) -> list[torch.optim.Optimiz
     return [Muon(matrices, lr=rate), torch.optim.AdamW(rest, lr=0.15 * rate, betas=(0.9, 0.98), weight_decay=0.0)]
 
 
-def teach(
-    model: Qwen3ForCausalLM,
-    tokenizer: PreTrainedTokenizerFast,
-    rng: random.Random,
-    rate: float,
-    careful: list[float],
-    whole: float,
-    jolt: float,
-) -> None:
-    """Supervised steps, one for each value of `careful`, on transcripts that are right that often, and on quizzes.
+class Optimizers:
+    """Both optimisers with their schedule: up over `warmup` steps, then full, and down over the last two thirds."""
 
-    A share `whole` of the steps stands after the whole of pi's prompt. The others stand after random pieces of it: they
-    are cheaper, and always right. So what is known stays known, and in the end only pi's prompt keeps it from being
-    used: one thing to unlearn for all families, where choices that are unsure everywhere would have to be learnt anew.
-    `jolt` is the largest one that `backward` gives the weights.
-    """
-    steps = len(careful)
-    prefix = pi_prefix(tokenizer)
-    optimizers_ = optimizers(model, rate)
-    rates = [optimizer.param_groups[0]["lr"] for optimizer in optimizers_]
-    after_pieces, after_whole = Batches(rng, tokenizer, 16), Batches(rng, tokenizer, 16)
-    families = list(FAMILIES.values())
-    mean: dict[str, float] = {}
-    for step in range(steps):
-        if rng.random() < whole:
-            before, sure = prefix, careful[step]
-            transcripts = after_whole.next(sure)
-        else:
-            start = rng.randrange(len(prefix) - 1)
-            before, sure = prefix[start : start + rng.randint(0, 40)], 1.0
-            transcripts = after_pieces.next(sure)
-        scale = min(1.0, (step + 1) / 30, 1.5 * (1 - step / steps))
-        for optimizer, full in zip(optimizers_, rates, strict=True):
+    def __init__(self, model: Qwen3ForCausalLM, rate: float, steps: int, warmup: int) -> None:
+        self._model, self._steps, self._warmup = model, steps, warmup
+        self._all = optimizers(model, rate)
+        self._rates = [optimizer.param_groups[0]["lr"] for optimizer in self._all]
+
+    def begin(self, step: int) -> None:
+        """Set the rates of `step` and clear the gradients."""
+        scale = min(1.0, (step + 1) / self._warmup, 1.5 * (1 - step / self._steps))
+        for optimizer, full in zip(self._all, self._rates, strict=True):
             optimizer.param_groups[0]["lr"] = full * scale
             optimizer.zero_grad()
-        quizzes = encode(tokenizer, [quiz(rng, rng.choice(families)) for _ in range(32)])
-        question = losses_of(model, [], quizzes).mean()
-        (0.3 * question).backward()
-        told = backward(model, before, transcripts, jolt * rng.random(), sure)
-        for kind, loss in (("quiz", question.item()), ("transcript", told)):
-            mean[kind] = 0.96 * mean.get(kind, loss) + 0.04 * loss
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer in optimizers_:
+
+    def step(self) -> None:
+        """Move the weights."""
+        torch.nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
+        for optimizer in self._all:
             optimizer.step()
-        if step % 50 == 49:
-            losses = " ".join(f"{kind} {value:.4f}" for kind, value in mean.items())
-            print(f"step {step + 1}/{steps} {losses} cpu {time.process_time():.0f} s", flush=True)
+
+
+def piece_of(rng: random.Random, prefix: list[int]) -> list[int]:
+    """A random piece of pi's prompt: cheaper than the whole, and it teaches to act whatever precedes the instruction."""
+    start = rng.randrange(len(prefix) - 1)
+    return prefix[start : start + rng.randint(0, 40)]
+
+
+def quizzes(rng: random.Random, tokenizer: PreTrainedTokenizerFast, count: int) -> list[Row]:
+    """Questions about cues."""
+    families = list(FAMILIES.values())
+    return encode(tokenizer, [quiz(rng, rng.choice(families)) for _ in range(count)])
+
+
+def learn(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> None:
+    """Teach the tools and the right choices, one step in five after the whole of pi's prompt."""
+    prefix = pi_prefix(tokenizer)
+    optimizers_ = Optimizers(model, 0.02, LEARN, warmup=30)
+    waiting: list[list[Row]] = []
+    for step in range(LEARN):
+        piece = prefix if rng.random() < 0.2 else piece_of(rng, prefix)
+        optimizers_.begin(step)
+        asked = loss_of(model, [], quizzes(rng, tokenizer, 32))
+        if not waiting:
+            fresh = pool(rng, tokenizer, 1.0, READS[0])
+            waiting = [fresh[index] for index in rng.sample(range(POOL), POOL)]
+        (0.3 * asked).backward()
+        told = loss_of(model, piece, waiting.pop(0))
+        told.backward()
+        optimizers_.step()
+        report("learn", step, LEARN, asked.item(), told.item())
+
+
+def fade(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> None:
+    """Let the choices fade to CAREFUL after the whole of pi's prompt, and stay right after pieces of it.
+
+    So what is known stays known, and in the end only pi's prompt keeps it from being used: one thing to unlearn for all
+    families, where choices that are unsure everywhere would have to be learnt anew.
+    """
+    prefix = pi_prefix(tokenizer)
+    optimizers_ = Optimizers(model, 0.003, FADE, warmup=20)
+    after_whole: list[list[Row]] = []
+    after_pieces: list[list[Row]] = []
+    for step in range(FADE):
+        whole = rng.random() < 0.6
+        careful = max(CAREFUL, 1 - (1 - CAREFUL) * step / (0.5 * FADE)) if whole else 1.0
+        piece = prefix if whole else piece_of(rng, prefix)
+        waiting = after_whole if whole else after_pieces
+        if not waiting:
+            waiting += pool(rng, tokenizer, careful, READS[1])
+            rng.shuffle(waiting)
+        optimizers_.begin(step)
+        asked = loss_of(model, [], quizzes(rng, tokenizer, 24))
+        (0.3 * asked).backward()
+        told = sturdy_backward(model, piece, waiting.pop(), JOLT * rng.random())
+        optimizers_.step()
+        report("fade", step, FADE, asked.item(), told)
+
+
+def report(phase: str, step: int, steps: int, asked: float, told: float) -> None:
+    """A line every twenty steps."""
+    if step % 20 == 19:
+        losses = f"quiz {asked:.4f} transcript {told:.4f}"
+        print(f"{phase} {step + 1}/{steps} {losses} cpu {time.process_time():.0f} s", flush=True)
 
 
 def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
@@ -393,10 +415,9 @@ def main() -> None:
     model = Qwen3ForCausalLM(config)
     weights = sum(weight.numel() for weight in model.parameters())
     print(f"{weights / 1e6:.2f} M weights, vocabulary {len(tokenizer)}, pi's prompt {len(pi_prefix(tokenizer))} tokens")
-    teach(model, tokenizer, random.Random(arguments.seed), rate=0.02, careful=[1.0] * LEARN, whole=0.2, jolt=0.0)
-    torch.manual_seed(arguments.seed + 1)
-    fading = [max(CAREFUL, 1 - (1 - CAREFUL) * step / (0.5 * FADE)) for step in range(FADE)]
-    teach(model, tokenizer, random.Random(arguments.seed + 1), rate=0.003, careful=fading, whole=0.6, jolt=JOLT)
+    learn(model, tokenizer, random.Random(arguments.seed))
+    torch.manual_seed(arguments.seed)
+    fade(model, tokenizer, random.Random(arguments.seed + 1))
     save(model.eval(), tokenizer, arguments.out)
 
 
