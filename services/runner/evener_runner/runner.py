@@ -22,6 +22,8 @@ from evener_runner.harnesses import HARNESSES, Harness, find
 STOP_S = 3.5
 """After this long a stopped attempt is abandoned; its lease expires. Ctrl-C has to be over within 5 s."""
 _RETRY_S = 1.0
+_CLAIM_S = 0.5
+"""How long a stop waits for the answer to a claim: a lease that nobody knows of would have to expire first."""
 
 T = TypeVar("T")
 _log = log.get("runner")
@@ -77,7 +79,7 @@ class Runner:
             return
         session = session_id(message.rollout_id, message.attempt)
         try:
-            lease = await unless(stop, self._tools.api.claim_rollout(session, runner=self._name))
+            lease = await unless(stop, self._tools.api.claim_rollout(session, runner=self._name), grace_s=_CLAIM_S)
         except (Refused, InputError) as error:
             _log.info("command dropped", session=session, reason=str(error))
             await delivery.ack()
@@ -151,11 +153,13 @@ def _fault(lease: RolloutLease, cause: str, detail: str) -> RolloutFinished:
     )
 
 
-async def unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
-    """The result of ``work``; None where ``stop`` is set before it is there."""
+async def unless(stop: asyncio.Event, work: Coroutine[Any, Any, T], *, grace_s: float = 0.0) -> T | None:
+    """The result of ``work``; None where it is not there ``grace_s`` seconds after ``stop`` was set."""
     task, stopped = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
     try:
         await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done() and grace_s > 0:
+            await asyncio.wait({task}, timeout=grace_s)
         if task.done():
             return task.result()
     finally:
