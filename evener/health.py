@@ -17,7 +17,7 @@ import msgspec
 from aiohttp import web
 
 from evener import log
-from evener.errors import InfraError, InputError
+from evener.errors import InputError
 
 Check = Callable[[], Awaitable[object]]
 
@@ -27,6 +27,10 @@ CHECK_S = 3.0
 POLL_S = 0.5
 SAY_EVERY_S = 10.0
 _log = log.get("health")
+
+
+class Unready(Exception):
+    """What was asked answers, but not with 200, or does not answer."""
 
 
 async def missing(checks: Mapping[str, Check]) -> list[str]:
@@ -59,9 +63,9 @@ def answers(http: aiohttp.ClientSession, url: str) -> Check:
             async with http.get(url) as response:
                 if response.status != 200:
                     text = (await response.text())[:200]
-                    raise InfraError("service_unready", f"{url}: {response.status}: {text}")
+                    raise Unready(f"{url}: {response.status}: {text}")
         except aiohttp.ClientError as error:
-            raise InfraError("service_unready", f"{url}: {error or type(error).__name__}") from error
+            raise Unready(f"{url}: {error or type(error).__name__}") from error
 
     return check
 
