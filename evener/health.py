@@ -24,7 +24,10 @@ Check = Callable[[], Awaitable[object]]
 CHECK_S = 3.0
 """Longest wait for one dependency; probes of compose and Kubernetes give up after 5 to 10 s."""
 
-POLL_S = 0.5
+POLL_S = 0.25
+"""Pause before the second look at what is away; doubled up to `LONGEST_POLL_S`, for looking costs the others' start time."""
+
+LONGEST_POLL_S = 2.0
 SAY_EVERY_S = 10.0
 _log = log.get("health")
 
@@ -72,7 +75,7 @@ def answers(http: aiohttp.ClientSession, url: str) -> Check:
 
 async def wait_for(checks: Mapping[str, Check], stop: asyncio.Event) -> bool:
     """Wait until every dependency answers, saying which does not; False where ``stop`` was set before."""
-    said, when = list[str](), 0.0
+    said, when, pause = list[str](), 0.0, POLL_S
     while not stop.is_set():
         lacking = await missing(checks)
         if not lacking:
@@ -82,8 +85,9 @@ async def wait_for(checks: Mapping[str, Check], stop: asyncio.Event) -> bool:
             _log.warning("waiting", missing=lacking)
             said, when = names, time.monotonic()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(POLL_S):
+            async with asyncio.timeout(pause):
                 await stop.wait()
+        pause = min(2 * pause, LONGEST_POLL_S)
     return False
 
 
