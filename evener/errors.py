@@ -53,6 +53,16 @@ CAUSES: dict[str, Cause] = {
     "not_found": Cause(Boundary.INPUT, "no such object", "list what there is with `ls`"),
     "port_occupied": Cause(Boundary.INPUT, "another program listens on the port", "stop it, or set the port's EVENER_*_PORT"),
     "folder_in_use": Cause(Boundary.INPUT, "another evener runs in this folder", "wait for it, stop it, or set EVENER_DATA"),
+    "stack_in_use": Cause(
+        Boundary.INPUT,
+        "the engines of this stack serve another run's policy",
+        "wait for it, or `evener runs pause` or `cancel` it",
+    ),
+    "redis_unsafe": Cause(
+        Boundary.INPUT,
+        "this Redis may lose what the proxy captured",
+        "set `maxmemory-policy noeviction` and `appendonly yes` in redis.conf",
+    ),
     "sandbox_refused": Cause(
         Boundary.INPUT,
         "this sandbox does not contain tasks that are not your own",
