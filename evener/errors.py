@@ -53,6 +53,16 @@ CAUSES: dict[str, Cause] = {
     "not_found": Cause(Boundary.INPUT, "no such object", "list what there is with `ls`"),
     "port_occupied": Cause(Boundary.INPUT, "another program listens on the port", "stop it, or set the port's EVENER_*_PORT"),
     "folder_in_use": Cause(Boundary.INPUT, "another evener runs in this folder", "wait for it, stop it, or set EVENER_DATA"),
+    "stack_in_use": Cause(
+        Boundary.INPUT,
+        "the engines of this stack serve another run's policy",
+        "wait for it, or `evener runs pause` or `cancel` it",
+    ),
+    "redis_unsafe": Cause(
+        Boundary.INPUT,
+        "this Redis may lose what the proxy captured",
+        "set `maxmemory-policy noeviction` and `appendonly yes` in redis.conf",
+    ),
     "sandbox_refused": Cause(
         Boundary.INPUT,
         "this sandbox does not contain tasks that are not your own",
@@ -95,6 +105,7 @@ CAUSES: dict[str, Cause] = {
     "harness_missing": Cause(Boundary.INFRA, "the harness is not installed", "run `evener harnesses install NAME`"),
     "version_changed": Cause(Boundary.INFRA, "the weights changed during an evaluation", "it is tried again"),
     "blob_missing": Cause(Boundary.INFRA, "a blob is gone", "restore the blob store"),
+    "service_unready": Cause(Boundary.INFRA, "a service is not ready", "look at its /readyz and its log"),
     "service_stopped": Cause(Boundary.INFRA, "a service was stopped", "it is tried again at the next start"),
     "internal": Cause(Boundary.INFRA, "a fault of Evener", "report it with the log"),
 }

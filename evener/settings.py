@@ -1,16 +1,23 @@
 """Everything that differs between a laptop and a cluster is one of these settings, read from the environment once.
 
-A setting ``x`` is the variable ``EVENER_X``. The defaults are the embedded stack: SQLite, an in-process bus and cache, a
-folder of blobs, every port on the loopback.
+A setting ``x`` is the variable ``EVENER_X``, else the file ``evener_x`` in the folder of `SECRETS_DIR`, which is how compose
+and Kubernetes hand out secrets. The defaults are the embedded stack: SQLite, an in-process bus and cache, a folder of blobs,
+every port on the loopback.
 """
 
+import os
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from evener.errors import InputError
+
+SECRETS_DIR = "EVENER_SECRETS_DIR"
+"""The variable that names the folder of secret files; unset: `DEFAULT_SECRETS`, where it exists."""
+
+DEFAULT_SECRETS = Path("/run/secrets")
 
 SandboxKind = Literal["auto", "bubblewrap", "docker", "process"]
 
@@ -31,6 +38,7 @@ class Settings(BaseSettings):
     proxy_port: int = Field(default=8701, ge=0, le=65535)
     admin_port: int = Field(default=8702, ge=0, le=65535)
     engine_port: int = Field(default=8703, ge=0, le=65535)
+    health_port: int = Field(default=8704, ge=0, le=65535, description="health of a runner, verifier or learner; 0: none")
 
     url: str | None = Field(default=None, description="the orchestrator's API; unset: the embedded stack")
     proxy_url: str | None = Field(default=None, description="the proxy's agent side, as a runner reaches it")
@@ -44,10 +52,12 @@ class Settings(BaseSettings):
     amqp_url: str | None = Field(default=None, description="unset: in-process")
     blobs_url: str | None = Field(default=None, description="any fsspec URL; unset: the data folder")
 
+    policy: str | None = Field(default=None, description="the policy that a learner trains; unset: those of the API's runs")
     sandbox: SandboxKind = "auto"
     runner_slots: int = Field(default=8, ge=1, description="agents that a runner runs at once")
     verifier_slots: int = Field(default=4, ge=1, description="workspaces that a verifier scores at once")
     lease_s: float = Field(default=30.0, gt=0, description="a claim without a heartbeat for this long expires")
+    drain_s: float = Field(default=5.0, ge=0, description="how long a stopped service may finish what it has in hand")
 
     @property
     def api(self) -> str:
@@ -82,8 +92,13 @@ class Settings(BaseSettings):
 
 def load() -> Settings:
     """The settings of this process. Raises InputError that names the variable."""
+    given = os.environ.get(SECRETS_DIR)
+    secrets = Path(given) if given else DEFAULT_SECRETS
+    if given and not secrets.is_dir():
+        raise InputError("settings_invalid", f"{SECRETS_DIR}: {secrets} is not a folder")
+    make: Any = Settings  # pydantic's `_secrets_dir` is no field, and type checkers see fields alone
     try:
-        return Settings()
+        return make(_secrets_dir=secrets if secrets.is_dir() else None)
     except ValidationError as error:
         first = error.errors()[0]
         name = "EVENER_" + "_".join(str(part) for part in first["loc"]).upper()

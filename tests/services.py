@@ -226,7 +226,7 @@ def running_rabbit() -> Generator[Rabbit]:
 
 @contextlib.contextmanager
 def running_redis() -> Generator[str]:
-    """URL of the Redis of the environment, or of one of ours (without persistence)."""
+    """URL of the Redis of the environment, or of one of ours, set as the proxy wants it."""
     url = os.environ.get("EVENER_TEST_REDIS_URL")
     if url:
         yield url
@@ -236,7 +236,7 @@ def running_redis() -> Generator[str]:
         missing("redis")
     with tempfile.TemporaryDirectory(prefix="evener-redis-") as folder:
         port = free_port()
-        argv = [str(server), "--bind", "127.0.0.1", "--port", str(port), "--dir", folder, "--save", "", "--appendonly", "no"]
+        argv = [str(server), "--bind", "127.0.0.1", "--port", str(port), "--dir", folder, "--save", "", "--appendonly", "yes"]
         process = Process([*argv, "--maxmemory-policy", "noeviction"], Path(folder))
         try:
             process.start(lambda: answers("127.0.0.1", port, b"PING\r\n", b"+PONG"))
@@ -280,7 +280,7 @@ def running_postgres() -> Generator[str]:
             cwd=base, user=owner, check=True, capture_output=True, timeout=START_S,
         )  # fmt: skip
         argv = [str(server), "-D", str(base / "data"), "-p", str(port), "-k", folder]
-        for option in ("listen_addresses=127.0.0.1", "fsync=off", "max_connections=50"):
+        for option in ("listen_addresses=127.0.0.1", "fsync=off", "max_connections=100"):
             argv += ["-c", option]
         process = Process(argv, base, user=user, stop_signal=signal.SIGINT)  # the "fast" shutdown: ends sessions
         try:

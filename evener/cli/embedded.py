@@ -1,7 +1,7 @@
 """The whole stack in one process: the same services as in compose, on SQLite, an in-process bus and an in-process cache.
 
 The engine is a child process; everything else shares one event loop. Whatever ends the stack (its own end, Ctrl-C, a
-service's fault) ends every part of it, the engine within its grace period. This is the only module that imports services.
+service's fault) ends every part of it, the engine within its grace period. Only this module and `serve` import services.
 """
 
 import asyncio
@@ -275,13 +275,6 @@ async def _ended(tasks: list[asyncio.Task[None]]) -> None:
     for task in left:
         _log.warning("service_cancelled", name=task.get_name())
         task.cancel()
-
-
-def serve_engine(settings: Settings, *, policy: Path, name: str) -> None:
-    """Run the CPU engine in this process until it is told to stop."""
-    from evener_engine.service import serve
-
-    serve(policy, settings.host, settings.engine_port, name=name)
 
 
 def harnesses() -> Any:

@@ -15,6 +15,7 @@ from evener.blobs import Blobs
 from evener.cli import doctor as doctor_
 from evener.cli import embedded, sql
 from evener.cli import run as run_
+from evener.cli import serve as serve_
 from evener.cli.connect import connect
 from evener.cli.output import cell, err, out, print_json, print_table
 from evener.cli.trace import print_trace, token_decoder
@@ -49,7 +50,7 @@ def _asyncio(main: Coroutine[Any, Any, Any]) -> Any:
 
 
 def _last(main: Coroutine[Any, Any, int]) -> NoReturn:
-    """Run the embedded stack and leave at once with its exit code.
+    """Run a stack or a service and leave at once with its exit code.
 
     The trainer's thread may be amid an import of torch, which nothing can stop; all that must be written is written by now.
     """
@@ -117,15 +118,21 @@ def up(
 
 @app.command()
 def serve(
-    service: Annotated[Literal["engine"], typer.Argument()],
-    policy: Annotated[Path, typer.Option(help="The policy folder.")],
-    name: Annotated[str, typer.Option(help="The policy's name.")] = "policy",
+    service: Annotated[Literal["proxy", "orchestrator", "runner", "verifier", "learner", "engine"], typer.Argument()],
+    policy: Annotated[Path | None, typer.Option(help="engine: the policy folder.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="engine: the policy's name; others: the process's name in ledger and log (host-pid).")
+    ] = None,
 ) -> None:
-    """Run one service in this process until SIGTERM."""
-    assert service == "engine"
+    """Run one service in this process until SIGTERM; see docs/architecture.md for its settings."""
     here = settings.load()
     log.configure(level=here.log_level)
-    embedded.serve_engine(here, policy=policy, name=name)
+    if service == "engine":
+        serve_.serve_engine(here, policy=policy, name=name or "policy")
+    elif policy is not None:
+        raise InputError("settings_invalid", f"--policy: is the engine's; `evener serve {service}` reads EVENER_POLICY")
+    else:
+        _last(serve_.serve(here, service, name=name))
 
 
 @app.command()

@@ -12,8 +12,9 @@ from evener import runfile
 from evener.api import ApiClient
 from evener.cli import embedded
 from evener.cli.output import err, out, print_json
-from evener.cli.progress import clock, outcomes, pass1_table, watch
+from evener.cli.progress import ENDED, clock, outcomes, pass1_table, watch
 from evener.cli.submit import Submission, check_policy, prepare, submit
+from evener.errors import InputError
 from evener.sandbox.probe import bubblewrap_missing
 from evener.settings import Settings
 
@@ -28,11 +29,7 @@ async def run(settings: Settings, file: Path, *, new: bool, evaluate: bool, as_j
     stop = asyncio.Event()
     embedded.on_signals(stop)
     if settings.url:
-        async with ApiClient(settings.url, settings.api_token.get_secret_value()) as api:
-            answer = await submit(api, submission, new=new)
-            state = await _follow(api, submission, answer, stop)
-            await _end(api, state, as_json=as_json)
-        return 0 if state["state"] == "done" else 1
+        return await _elsewhere(settings.url, settings, submission, stop, new=new, as_json=as_json)
     for harness in document.harness:
         await embedded.install_harness(settings, harness.name, err.print)
     await _warn_of_sandbox(settings, document)
@@ -47,6 +44,27 @@ async def run(settings: Settings, file: Path, *, new: bool, evaluate: bool, as_j
     if state["state"] != "done" and state["state"] != "failed":
         err.print("stopped; the same command resumes it")
     return 0 if state["state"] == "done" else 1
+
+
+async def _elsewhere(
+    url: str, settings: Settings, submission: Submission, stop: asyncio.Event, *, new: bool, as_json: bool
+) -> int:
+    """Submit a run to the stack at ``url`` and show it; nothing is started here."""
+    async with ApiClient(url, settings.api_token.get_secret_value()) as api:
+        await _refuse_a_second(api, submission.run.name)
+        answer = await submit(api, submission, new=new)
+        state = await _follow(api, submission, answer, stop)
+        await _end(api, state, as_json=as_json)
+    if state["state"] not in ENDED:
+        err.print(f"the run goes on at {url}; the same command shows it again, `evener runs cancel {state['name']}` ends it")
+    return 0 if state["state"] == "done" else 1
+
+
+async def _refuse_a_second(api: ApiClient, name: str) -> None:
+    """A stack's engines serve one policy: rollouts of a second run would be sampled from the first one's weights."""
+    for other in await api.get("/v1/runs"):
+        if other["state"] == "running" and other["name"] != name:
+            raise InputError("stack_in_use", f"run {other['name']} ({other['run_id']}) is running")
 
 
 async def _warn_of_sandbox(settings: Settings, document: runfile.RunFile) -> None:

@@ -44,7 +44,15 @@ class Campaign:
     """One lease from its claim to its last step."""
 
     def __init__(
-        self, lease: LearnerLease, *, api: ApiClient, bus: Bus, blobs: Blobs, publisher: Publisher, folder: Path
+        self,
+        lease: LearnerLease,
+        *,
+        api: ApiClient,
+        bus: Bus,
+        blobs: Blobs,
+        publisher: Publisher,
+        folder: Path,
+        new_policy: bool = False,
     ) -> None:
         self._lease = lease
         self._api = api
@@ -52,6 +60,7 @@ class Campaign:
         self._blobs = blobs
         self._publisher = publisher
         self._folder = folder
+        self._new_policy = new_policy  # what the engines serve under our version's number may be another policy's
         self._step = lease.step
         self._steps = int(lease.train["steps"])
         self._groups_per_step = int(lease.train["groups_per_step"])
@@ -64,7 +73,7 @@ class Campaign:
     async def run(self) -> None:
         """Train until the run's last step. Raises Refused when the epoch is old, LeaseOver when the run has ended."""
         policy, checkpoint = await asyncio.to_thread(self._fetch)
-        await self._publisher.publish(self._version, policy)
+        await self._publisher.publish(self._version, policy, force=self._new_policy)
         await asyncio.to_thread(self._remove_older)
         async with TrainerThread(lambda feed: self._train(policy, checkpoint, feed)) as trainer:
             self._assembly = await asyncio.to_thread(self._make_assembly, policy)

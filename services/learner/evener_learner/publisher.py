@@ -30,11 +30,14 @@ class Publisher:
         self._lock = asyncio.Lock()
         self._current: tuple[int, Path] | None = None
 
-    async def publish(self, version: int, weights: Path) -> None:
-        """Bring every engine to ``version``; waits for an engine that is down as long as it is."""
+    async def publish(self, version: int, weights: Path, *, force: bool = False) -> None:
+        """Bring every engine to ``version``; waits for an engine that is down as long as it is.
+
+        ``force``: also an engine that says that it serves this version: its number may be another policy's.
+        """
         async with self._lock:
             for sink in self._sinks:
-                await self._bring(sink, version, weights)
+                await self._bring(sink, version, weights, force=force)
             self._current = (version, weights)
 
     def forget(self) -> None:
@@ -54,11 +57,11 @@ class Publisher:
                     except InfraError as error:
                         log.warning("engine not reloaded", engine=sink.name, error=str(error))
 
-    async def _bring(self, sink: WeightSink, version: int, weights: Path) -> None:
+    async def _bring(self, sink: WeightSink, version: int, weights: Path, *, force: bool) -> None:
         pause = FIRST_PAUSE_S
         while True:
             try:
-                return await self._update(sink, version, weights)
+                return await self._update(sink, version, weights, force=force)
             except InfraError as error:
                 log.warning(
                     "engine not updated, trying again", engine=sink.name, version=version, wait_s=pause, error=str(error)
@@ -66,9 +69,9 @@ class Publisher:
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
-    async def _update(self, sink: WeightSink, version: int, weights: Path) -> None:
+    async def _update(self, sink: WeightSink, version: int, weights: Path, *, force: bool = False) -> None:
         served = await sink.version()
-        if served == version:
+        if served == version and not force:
             return
         log.info("updating engine", engine=sink.name, version=version, served=served)
         update = asyncio.create_task(replace_weights(sink, weights, version))

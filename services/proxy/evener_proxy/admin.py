@@ -12,6 +12,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 from starlette.routing import Route
 
+from evener import health
 from evener.trace.session import SessionSpec
 from evener.trace.store import SessionExists
 from evener_proxy.engines import Engines
@@ -56,13 +57,10 @@ def create_admin(sessions: Sessions, engines: Engines, metrics: Metrics, redis: 
         return _json(200, {"status": "ok"})
 
     async def readyz(_: Request) -> Response:
-        missing = engines.problems()
-        try:
-            await redis.ping()
-        except RedisError as error:
-            missing.append(f"redis: {error}")
+        lacking = [*engines.problems(), *await health.missing({"redis": redis.ping})]
         levels = {engine.sampler.name: engine.level for engine in engines.all}
-        return _json(503 if missing else 200, {"ready": not missing, "missing": missing, "capture_levels": levels})
+        status, body = health.document(lacking, capture_levels=levels)
+        return Response(body, status, media_type="application/json")
 
     async def numbers(_: Request) -> Response:
         return Response(metrics.text(), media_type="text/plain; version=0.0.4")

@@ -26,8 +26,8 @@ from evener_proxy.delivery import Delivery, Patience
 from evener_proxy.engines import Engines
 from evener_proxy.metrics import Metrics
 from evener_proxy.sessions import LEASE_S, Sessions
+from evener_proxy.store_check import check_store
 
-DRAIN_S = 10.0  # calls in flight may end for this long; longer ones are cut, and their agents ask another replica
 _BACKLOG = 4096
 _log = log.get("proxy")
 
@@ -41,10 +41,14 @@ async def serve(
     patience: Patience | None = None,
     retry_s: float = RETRY_S,
 ) -> None:
-    """Serve until ``stop`` is set, then drain. Sets ``ready`` once both ports answer. Raises InputError ``port_occupied``.
+    """Serve until ``stop`` is set, then drain. Sets ``ready`` once both ports answer.
 
-    Port 0 is any free port. ``redis`` is the caller's to close.
+    Calls in flight may then end for ``settings.drain_s``; longer ones are cut, and their agents ask another replica. Port 0 is
+    any free port. ``redis`` is the caller's to close. Raises InputError ``port_occupied``, or ``redis_unsafe`` where a Redis of
+    its own process (EVENER_REDIS_URL) could lose captures.
     """
+    if settings.redis_url is not None:
+        await check_store(redis)
     with _bind(settings.host, settings.proxy_port) as agents, _bind(settings.host, settings.admin_port) as admins:
         samplers = [VllmSampler(url) for url in settings.engines]
         metrics = Metrics()
@@ -52,8 +56,10 @@ async def serve(
         sessions = Sessions(TraceStore(redis))
         calls = Calls(sessions, engines, metrics, retry_s=retry_s)
         delivery = Delivery(calls, sessions, metrics, patience or Patience())
-        agent_side = _Server(_config(create_app(sessions, delivery, metrics)))
-        admin_side = _Server(_config(create_admin(sessions, engines, metrics, redis, settings.admin_token.get_secret_value())))
+        admin = create_admin(sessions, engines, metrics, redis, settings.admin_token.get_secret_value())
+        agent_side, admin_side = (
+            _Server(_config(app, drain_s=settings.drain_s)) for app in (create_app(sessions, delivery, metrics), admin)
+        )
         # The lease is there before the first call can be.
         await sessions.store.beat(sessions.replica, lease_s=LEASE_S, sessions=())
         watchers = [sessions.watch(), sessions.flush_marks(), *(engine.watch() for engine in engines.all)]
@@ -61,6 +67,7 @@ async def serve(
             await _run([(agent_side, agents), (admin_side, admins)], watchers, stop, ready)
         finally:
             await asyncio.gather(*(sampler.close() for sampler in samplers))
+            _log.info("stopped", calls=metrics.calls, sampled_tokens=metrics.sampled_tokens, in_flight=metrics.in_flight)
 
 
 async def _run(
@@ -104,7 +111,7 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _config(app: FastAPI) -> uvicorn.Config:
+def _config(app: FastAPI, *, drain_s: float) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http="httptools",
@@ -116,7 +123,7 @@ def _config(app: FastAPI) -> uvicorn.Config:
         date_header=False,
         backlog=_BACKLOG,
         timeout_keep_alive=75,
-        timeout_graceful_shutdown=int(DRAIN_S),
+        timeout_graceful_shutdown=max(1, round(drain_s)),
     )
 
 

@@ -13,6 +13,7 @@ from evener import log
 from evener.api import Refused, RolloutLease
 from evener.bus.port import Bus, Delivery
 from evener.errors import EvenerError, InfraError, InputError, Outcome
+from evener.health import Counts
 from evener.ids import session_id
 from evener.messages import ROLLOUTS, RolloutFinished, RunRollout
 from evener_runner.attempt import Attempt, Tools
@@ -21,25 +22,39 @@ from evener_runner.harnesses import HARNESSES, Harness, find
 STOP_S = 3.5
 """After this long a stopped attempt is abandoned; its lease expires. Ctrl-C has to be over within 5 s."""
 _RETRY_S = 1.0
+_CLAIM_S = 0.5
+"""How long a stop waits for the answer to a claim: a lease that nobody knows of would have to expire first."""
 
 T = TypeVar("T")
 _log = log.get("runner")
 
 
 class Runner:
-    """Runs at most ``slots`` attempts at once."""
+    """Runs at most ``slots`` attempts at once; a stop waits ``drain_s`` for those that run."""
 
-    def __init__(self, bus: Bus, tools: Tools, *, name: str, slots: int, harnesses: dict[str, Harness] = HARNESSES) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        tools: Tools,
+        *,
+        name: str,
+        slots: int,
+        harnesses: dict[str, Harness] = HARNESSES,
+        drain_s: float = 0.0,
+        counts: Counts | None = None,
+    ) -> None:
         self._bus = bus
         self._tools = tools
         self._name = name
         self._slots = slots
         self._harnesses = harnesses
+        self._drain_s = drain_s
+        self._counts = counts or Counts()
         self._attempts: dict[asyncio.Task[None], Attempt | None] = {}
         self._freed = asyncio.Event()
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Take commands until ``stop`` is set, then end every attempt within `STOP_S`."""
+        """Take commands until ``stop`` is set, let attempts end for ``drain_s``, then stop the rest within `STOP_S`."""
         try:
             while not stop.is_set():
                 # Closed while every slot is taken, so that a waiting command goes to another runner.
@@ -51,6 +66,9 @@ class Runner:
                 self._freed.clear()
                 if len(self._attempts) >= self._slots:
                     await unless(stop, self._freed.wait())
+            if self._attempts and self._drain_s > 0:
+                _log.info("draining", attempts=len(self._attempts), seconds=self._drain_s)
+                await asyncio.wait(set(self._attempts), timeout=self._drain_s)
         finally:
             await self._end_all()
 
@@ -61,7 +79,7 @@ class Runner:
             return
         session = session_id(message.rollout_id, message.attempt)
         try:
-            lease = await unless(stop, self._tools.api.claim_rollout(session, runner=self._name))
+            lease = await unless(stop, self._tools.api.claim_rollout(session, runner=self._name), grace_s=_CLAIM_S)
         except (Refused, InputError) as error:
             _log.info("command dropped", session=session, reason=str(error))
             await delivery.ack()
@@ -79,10 +97,12 @@ class Runner:
     def _start(self, lease: RolloutLease) -> None:
         task = asyncio.create_task(self._attempt(lease), name=lease.session_id)
         self._attempts[task] = None
+        self._counts.set("runner_attempts", len(self._attempts))
         task.add_done_callback(self._done)
 
     def _done(self, task: asyncio.Task[None]) -> None:
         del self._attempts[task]
+        self._counts.set("runner_attempts", len(self._attempts))
         self._freed.set()
         error = None if task.cancelled() else task.exception()
         if error is not None:
@@ -106,6 +126,7 @@ class Runner:
             _log.info("lease lost", session=lease.session_id)
             return
         await self._bus.publish(report)
+        self._counts.add("runner_attempts_ended", outcome=report.outcome)
         _log.info("attempt ended", session=lease.session_id, outcome=report.outcome, cause=report.cause)
 
     async def _end_all(self) -> None:
@@ -132,11 +153,13 @@ def _fault(lease: RolloutLease, cause: str, detail: str) -> RolloutFinished:
     )
 
 
-async def unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
-    """The result of ``work``; None where ``stop`` is set before it is there."""
+async def unless(stop: asyncio.Event, work: Coroutine[Any, Any, T], *, grace_s: float = 0.0) -> T | None:
+    """The result of ``work``; None where it is not there ``grace_s`` seconds after ``stop`` was set."""
     task, stopped = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
     try:
         await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done() and grace_s > 0:
+            await asyncio.wait({task}, timeout=grace_s)
         if task.done():
             return task.result()
     finally:

@@ -9,6 +9,7 @@ from evener.api import ApiClient, RolloutLease
 from evener.blobs import Blobs
 from evener.bus.port import Bus
 from evener.errors import InfraError
+from evener.health import Counts
 from evener.proxy_admin import ProxyAdmin, SessionConflict
 from evener.settings import Settings
 from evener.trace.session import SessionSpec
@@ -19,14 +20,27 @@ from evener_runner.outcome import SessionState
 from evener_runner.runner import Runner
 
 
-async def serve(settings: Settings, bus: Bus, blobs: Blobs, *, stop: asyncio.Event, name: str) -> None:
-    """Run agents until ``stop`` is set; ``name`` is this runner's in the ledger."""
+async def serve(
+    settings: Settings,
+    bus: Bus,
+    blobs: Blobs,
+    *,
+    stop: asyncio.Event,
+    name: str,
+    drain_s: float = 0.0,
+    counts: Counts | None = None,
+) -> None:
+    """Run agents until ``stop`` is set; ``name`` is this runner's in the ledger.
+
+    After the stop agents may end by themselves for ``drain_s`` seconds; the rest is then stopped, and tried again elsewhere.
+    """
     api = ApiClient(settings.api, settings.api_token.get_secret_value())
     admin = ProxyAdmin(settings.admin, settings.admin_token.get_secret_value())
     async with api, admin, asyncio.TaskGroup() as tasks:
         tools = Tools(settings, api, _ProxySessions(admin), blobs)
         tasks.create_task(reaper.run(sandboxes(settings), stop))
-        tasks.create_task(Runner(bus, tools, name=name, slots=settings.runner_slots).run(stop))
+        runner = Runner(bus, tools, name=name, slots=settings.runner_slots, drain_s=drain_s, counts=counts or Counts())
+        tasks.create_task(runner.run(stop))
 
 
 class _ProxySessions:

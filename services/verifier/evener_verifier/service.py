@@ -11,6 +11,7 @@ from evener.api import ApiClient, Refused
 from evener.blobs import Blobs
 from evener.bus.port import Bus, Consumer, Delivery
 from evener.errors import InfraError, InputError
+from evener.health import Counts
 from evener.ids import session_id
 from evener.messages import WORKSPACES, RolloutScored, ScoreWorkspace
 from evener.sandbox import cgroups
@@ -21,20 +22,40 @@ from evener_verifier.verifier import score
 _log = log.get("verifier")
 
 
-async def serve(settings: Settings, bus: Bus, blobs: Blobs, *, stop: asyncio.Event, name: str) -> None:
-    """Score workspaces until ``stop`` is set; what is unfinished then is handed back. ``name`` appears in the log."""
+async def serve(
+    settings: Settings,
+    bus: Bus,
+    blobs: Blobs,
+    *,
+    stop: asyncio.Event,
+    name: str,
+    drain_s: float = 0.0,
+    counts: Counts | None = None,
+) -> None:
+    """Score workspaces until ``stop`` is set; ``name`` appears in the log.
+
+    What is in hand then may be finished for ``drain_s`` seconds; the rest is handed back.
+    """
     await asyncio.to_thread(reap, settings.data / "sandboxes", remove_cgroup=cgroups.remove)
     _log.info("verifier started", name=name, slots=settings.verifier_slots)
+    counts = counts or Counts()
     async with (
         ApiClient(settings.api, settings.api_token.get_secret_value()) as api,
         bus.consume(WORKSPACES, prefetch=settings.verifier_slots) as consumer,
     ):
-        slots = [asyncio.create_task(_Slot(settings, api, bus, blobs).work(consumer)) for _ in range(settings.verifier_slots)]
+        slots = [_Slot(settings, api, bus, blobs, counts) for _ in range(settings.verifier_slots)]
+        works = {asyncio.create_task(slot.work(consumer)): slot for slot in slots}
         stopped = asyncio.create_task(stop.wait())
-        done, _ = await asyncio.wait({stopped, *slots}, return_when=asyncio.FIRST_COMPLETED)
-        for task in (stopped, *slots):
-            task.cancel()
-        await asyncio.wait({stopped, *slots})
+        try:
+            done, _ = await asyncio.wait({stopped, *works}, return_when=asyncio.FIRST_COMPLETED)
+            busy = {work for work, slot in works.items() if slot.close()}
+            if stopped in done and busy and drain_s > 0:
+                _log.info("draining", workspaces=len(busy), seconds=drain_s)
+                await asyncio.wait(busy, timeout=drain_s)
+        finally:
+            for task in (stopped, *works):
+                task.cancel()
+            await asyncio.wait({stopped, *works})
         for task in done - {stopped}:
             task.result()  # a slot never ends by itself: this raises what ended it
 
@@ -42,16 +63,25 @@ async def serve(settings: Settings, bus: Bus, blobs: Blobs, *, stop: asyncio.Eve
 class _Slot:
     """Scores one workspace after the other."""
 
-    def __init__(self, settings: Settings, api: ApiClient, bus: Bus, blobs: Blobs) -> None:
+    def __init__(self, settings: Settings, api: ApiClient, bus: Bus, blobs: Blobs, counts: Counts) -> None:
         self._sandboxes = settings.data / "sandboxes"
         self._api = api
         self._bus = bus
         self._blobs = blobs
+        self._counts = counts
+        self._busy = False
+        self._closed = False
+
+    def close(self) -> bool:
+        """Take nothing more; whether something is in hand."""
+        self._closed = True
+        return self._busy
 
     async def work(self, consumer: Consumer) -> None:
-        """Work until cancelled; a delivery in hand goes back."""
-        while True:
+        """Work until closed or cancelled; a delivery in hand goes back where it is cancelled."""
+        while not self._closed:
             delivery = await consumer.get()
+            self._busy = True
             try:
                 await self._score(delivery)
             except asyncio.CancelledError:
@@ -61,6 +91,8 @@ class _Slot:
             except Exception as error:  # noqa: BLE001 - the supervisor: one message does not end the service
                 _log.error("command failed", message_id=delivery.message.message_id, exc_info=error)
                 await delivery.reject(f"{type(error).__name__}: {error}")
+            finally:
+                self._busy = False
 
     async def _score(self, delivery: Delivery) -> None:
         message = delivery.message
@@ -87,4 +119,5 @@ class _Slot:
             )
         await self._bus.publish(scored)
         await delivery.ack()
+        self._counts.add("verifier_scored", cause=scored.cause or "")
         _log.info("scored", session=session, scores=scored.scores, cause=scored.cause, seconds=round(scored.seconds, 3))

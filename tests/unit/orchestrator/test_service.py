@@ -22,7 +22,7 @@ async def test_it_serves_until_it_is_stopped(tmp_path):
     async with asyncio.timeout(20), aiohttp.ClientSession(settings.api) as http:
         await ready.wait()
         reply = await http.get("/readyz")
-        assert (reply.status, await reply.json()) == (200, {"status": "ok"})
+        assert (reply.status, await reply.json()) == (200, {"ready": True, "missing": []})
     stop.set()
     async with asyncio.timeout(20):
         await service

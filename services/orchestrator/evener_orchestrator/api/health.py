@@ -1,14 +1,12 @@
 """Probes: alive, ready (and what is missing), and counters as Prometheus text."""
 
 from fastapi import APIRouter, Response
-from redis.exceptions import RedisError
 from sqlalchemy import func, select, text
-from sqlalchemy.exc import SQLAlchemyError
 
-from evener.errors import EvenerError
+from evener import health
 from evener.messages import EVENTS
 from evener_orchestrator.api.wire import Shared, as_json
-from evener_orchestrator.context import Context
+from evener_orchestrator.ledger import Ledger
 from evener_orchestrator.ledger.models import Outgoing, Rollout
 
 router = APIRouter(tags=["health"])
@@ -23,10 +21,11 @@ async def healthz() -> Response:
 @router.get("/readyz")
 async def readyz(shared: Shared) -> Response:
     """Database, bus and Redis answer; else 503 with what is missing."""
-    missing = await _missing(shared)
-    response = as_json({"status": "ok"} if not missing else {"detail": f"missing: {', '.join(missing)}", "missing": missing})
-    response.status_code = 503 if missing else 200
-    return response
+    lacking = await health.missing(
+        {"database": lambda: ping(shared.ledger), "bus": lambda: shared.bus.depth(EVENTS), "redis": shared.ping_redis}
+    )
+    status, body = health.document(lacking)
+    return Response(body, status, media_type="application/json")
 
 
 @router.get("/metrics")
@@ -49,19 +48,7 @@ async def metrics(shared: Shared) -> Response:
     return Response("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4")
 
 
-async def _missing(shared: Context) -> list[str]:
-    missing: list[str] = []
-    try:
-        async with shared.ledger.read() as session:
-            await session.execute(text("SELECT 1"))
-    except (SQLAlchemyError, OSError):
-        missing.append("database")
-    try:
-        await shared.bus.depth(EVENTS)
-    except (EvenerError, OSError):
-        missing.append("bus")
-    try:
-        await shared.ping_redis()
-    except (RedisError, OSError):
-        missing.append("redis")
-    return missing
+async def ping(ledger: Ledger) -> None:
+    """Ask the database for one row. Raises what SQLAlchemy or its driver raises."""
+    async with ledger.read() as session:
+        await session.execute(text("SELECT 1"))
