@@ -36,7 +36,7 @@ if [ -n "${EVENER_WHEELS:-}" ]; then
     files+=(-f "$work/wheels.yaml")
 fi
 
-compose() { docker compose -p "$PROJECT" "${files[@]}" --profile cli --progress quiet "$@"; }
+compose() { docker compose -p "$PROJECT" "${files[@]}" --progress quiet "$@"; }
 say() { printf '== %s (%ss)\n' "$*" "$SECONDS"; }
 fail() {
     compose ps -a >&2 || true
@@ -46,7 +46,7 @@ fail() {
 }
 clean() {
     [ -z "${follower:-}" ] || kill "$follower" 2>/dev/null || true
-    compose down --volumes --remove-orphans --rmi local --timeout 5 >/dev/null 2>&1 || true
+    COMPOSE_PROFILES=cli compose down --volumes --remove-orphans --rmi local --timeout 5 >/dev/null 2>&1 || true
     rm -rf "$work"
 }
 trap clean EXIT
@@ -111,10 +111,10 @@ isolation() {
     done
 }
 
-compose down --volumes --remove-orphans --timeout 5 >/dev/null 2>&1 || true
+COMPOSE_PROFILES=cli compose down --volumes --remove-orphans --timeout 5 >/dev/null 2>&1 || true
 write_run
 say "build"
-compose build
+COMPOSE_PROFILES=cli compose build
 say "up"
 started=$SECONDS
 compose up -d --wait --wait-timeout "$HEALTHY_S" || fail "not healthy"
