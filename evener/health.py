@@ -17,16 +17,23 @@ import msgspec
 from aiohttp import web
 
 from evener import log
-from evener.errors import InfraError, InputError
+from evener.errors import InputError
 
 Check = Callable[[], Awaitable[object]]
 
 CHECK_S = 3.0
 """Longest wait for one dependency; probes of compose and Kubernetes give up after 5 to 10 s."""
 
-POLL_S = 0.5
+POLL_S = 0.25
+"""Pause before the second look at what is away; doubled up to `LONGEST_POLL_S`, for looking costs the others' start time."""
+
+LONGEST_POLL_S = 2.0
 SAY_EVERY_S = 10.0
 _log = log.get("health")
+
+
+class Unready(Exception):
+    """What was asked answers, but not with 200, or does not answer."""
 
 
 async def missing(checks: Mapping[str, Check]) -> list[str]:
@@ -59,16 +66,16 @@ def answers(http: aiohttp.ClientSession, url: str) -> Check:
             async with http.get(url) as response:
                 if response.status != 200:
                     text = (await response.text())[:200]
-                    raise InfraError("service_unready", f"{url}: {response.status}: {text}")
+                    raise Unready(f"{url}: {response.status}: {text}")
         except aiohttp.ClientError as error:
-            raise InfraError("service_unready", f"{url}: {error or type(error).__name__}") from error
+            raise Unready(f"{url}: {error or type(error).__name__}") from error
 
     return check
 
 
 async def wait_for(checks: Mapping[str, Check], stop: asyncio.Event) -> bool:
     """Wait until every dependency answers, saying which does not; False where ``stop`` was set before."""
-    said, when = list[str](), 0.0
+    said, when, pause = list[str](), 0.0, POLL_S
     while not stop.is_set():
         lacking = await missing(checks)
         if not lacking:
@@ -78,8 +85,9 @@ async def wait_for(checks: Mapping[str, Check], stop: asyncio.Event) -> bool:
             _log.warning("waiting", missing=lacking)
             said, when = names, time.monotonic()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(POLL_S):
+            async with asyncio.timeout(pause):
                 await stop.wait()
+        pause = min(2 * pause, LONGEST_POLL_S)
     return False
 
 

@@ -208,9 +208,8 @@ async def _learner(process: Process) -> None:
     checks |= {f"engine {url}": check for url, check in zip(settings.engines, engines, strict=True)}
     async with process.ready(checks) as ready:
         if ready:
-            await service.serve(
-                settings, bus, process.blobs(), policy=settings.policy or None, stop=process.stop, name=process.name
-            )
+            policy = settings.policy or None
+            await service.serve(settings, bus, process.blobs(), policy=policy, stop=process.stop, name=process.name)
 
 
 def _answers(bus: Bus) -> Check:

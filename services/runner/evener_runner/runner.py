@@ -130,6 +130,7 @@ class Runner:
         _log.info("attempt ended", session=lease.session_id, outcome=report.outcome, cause=report.cause)
 
     async def _end_all(self) -> None:
+        await asyncio.sleep(0)  # an attempt that was claimed this moment has to begin before it can be stopped
         tasks = set(self._attempts)
         for attempt in self._attempts.values():
             if attempt is not None:

@@ -44,6 +44,7 @@ class Ledger:
         self.orders: dict[str, GroupOrder] = {}
         self.state = "running"
         self.hold = 0
+        self.before: list[dict[str, Any]] = []
         self.refuse_versions = False
         self._model = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32)  # here: loading is not thread-safe
         self._random = np.random.default_rng(0)
@@ -60,11 +61,18 @@ class Ledger:
                     return web.json_response({"detail": "disposed of"}, status=409)
                 return web.Response(body=msgspec.msgpack.encode(self.orders[group_id]))
             case ["policies"]:
-                return web.json_response([self._published()])
+                return web.json_response([self._published(), *({**self._published(), **run} for run in self.before)])
+            case ["runs"]:
+                return web.json_response(self.runs())
             case ["runs", _]:
                 return web.json_response({"state": self.state, "step": self.step})
             case _:
                 return web.json_response({"detail": "unknown"}, status=404)
+
+    def runs(self) -> list[dict[str, Any]]:
+        """The newest first: one that is over, and ours after the one of ``before``."""
+        ours = {"policy": "tiny", "kind": "train", "state": self.state}
+        return [ours, *self.before, {"policy": "old", "kind": "train", "state": "done"}]
 
     def _published(self) -> dict[str, Any]:
         return {"policy": "tiny", "version": self.version, "state": "published", "weights": self.weights}

@@ -42,10 +42,11 @@ class Stack:
         self.stop = asyncio.Event()
         self.learner: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
+    def start(self, policy: str | None = "tiny") -> None:
         self.stop = asyncio.Event()
+        ledger = self.ledger
         self.learner = asyncio.create_task(
-            service.serve(self.settings, self.ledger.bus, self.ledger.blobs, policy="tiny", stop=self.stop, name="learner-1")
+            service.serve(self.settings, ledger.bus, ledger.blobs, policy=policy, stop=self.stop, name="learner-1")
         )
 
     async def halt(self) -> float:
@@ -125,6 +126,32 @@ async def test_it_learns_and_goes_back_to_wait(policy: Path, tmp_path: Path) -> 
         await asyncio.sleep(0.2)
         assert ledger.epoch == 1
         assert await made.halt() < 2
+
+
+async def test_without_a_policy_it_trains_that_of_the_oldest_run(policy: Path, tmp_path: Path) -> None:
+    async with stack(policy, tmp_path, steps=1) as made:
+        made.engine.version = "1"  # of whatever the engine was started with
+        made.start(policy=None)
+        await made.until(lambda: made.engine.path)
+        assert "/learner/tiny/1/" in made.engine.path
+        await made.train_one()
+        assert made.engine.version == "2"
+        updates = len(made.engine.calls)
+        await asyncio.sleep(0.3)
+        assert (len(made.engine.calls), made.ledger.epoch) == (updates, 1)
+        assert await made.halt() < 2
+
+
+async def test_an_older_run_that_does_not_train_is_served_first(policy: Path, tmp_path: Path) -> None:
+    async with stack(policy, tmp_path, steps=1) as made:
+        made.ledger.before = [{"policy": "older", "kind": "eval", "state": "running"}]
+        made.engine.version = "1"
+        made.start(policy=None)
+        await made.until(lambda: made.engine.path.endswith("/learner/older/newest"))
+        await asyncio.sleep(0.3)
+        assert made.ledger.epoch == 0
+        made.ledger.before[0]["state"] = "done"
+        await made.until(lambda: "/learner/tiny/1/" in made.engine.path)
 
 
 async def test_killed_it_goes_on_from_its_checkpoint_with_the_next_version(policy: Path, tmp_path: Path) -> None:

@@ -58,6 +58,7 @@ class World:
     log: list[str] = field(default_factory=list)
     leases: dict[str, RolloutLease] = field(default_factory=dict)
     action: str = "continue"
+    claim_takes_s: float = 0.0
     refuse: set[str] = field(default_factory=set)
     calls: dict[str, int] = field(default_factory=dict)
     state: State = field(default_factory=State)
@@ -114,6 +115,7 @@ class World:
     async def claim(self, request):
         session = request.match_info["session"]
         self.log.append(f"claim {session}")
+        await asyncio.sleep(self.claim_takes_s)
         if session in self.refuse:
             return web.json_response({"detail": "its lease is held"}, status=409)
         return web.Response(body=msgspec.json.encode(self.leases[session]))
@@ -170,8 +172,8 @@ async def world(request, tmp_path):
 
 
 @pytest.fixture
-async def runner(world):
-    """Starts a runner; yields (stop event, task)."""
+async def runner(request, world):
+    """Starts a runner, with ``drain_s`` of the fixture's parameter; yields (stop event, task)."""
     harness = Harness(
         name="scripted",
         dialect="chat",
@@ -184,11 +186,11 @@ async def runner(world):
         env={"SCRIPTED": "1"},
         argv=lambda profile, access: ["/usr/bin/python3", "-c", AGENT],
     )
-    stop = asyncio.Event()
+    stop, drain_s = asyncio.Event(), getattr(request, "param", 0.0)
     async with ApiClient(world.settings.api, "token", patience_s=2) as api:
         tools = Tools(world.settings, api, world, world.blobs)
-        runner = Runner(world.bus, tools, name="runner-1", slots=2, harnesses={"scripted": harness})
+        runner = Runner(world.bus, tools, name="runner-1", slots=2, harnesses={"scripted": harness}, drain_s=drain_s)
         task = asyncio.create_task(runner.run(stop))
         yield stop, task
         stop.set()
-        await asyncio.wait_for(task, 5)
+        await asyncio.wait_for(task, 5 + drain_s)

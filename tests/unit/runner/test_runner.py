@@ -128,6 +128,40 @@ async def test_a_stop_ends_agents_and_lets_the_leases_go(world, runner):
         assert (report.outcome, report.cause) == (Outcome.INFRA_ERROR, "service_stopped")
 
 
+@pytest.mark.parametrize("runner", [10.0], indirect=True)
+async def test_a_drain_lets_agents_end_and_takes_nothing_more(world, runner):
+    stop, task = runner
+    for _ in range(2):
+        await world.add("call('x'); time.sleep(1)")
+    await until(lambda: sum(world.calls.values()) == 2)
+    await world.add("call('x')")
+    stop.set()
+    await asyncio.wait_for(task, 9)
+    assert [(await world.event(1)).outcome for _ in range(2)] == [Outcome.FINISHED] * 2
+    assert await world.bus.depth(ROLLOUTS) == 1
+
+
+@pytest.mark.parametrize("runner", [0.3], indirect=True)
+async def test_a_drain_is_bounded(world, runner):
+    stop, task = runner
+    session = await world.add("call('x'); time.sleep(60)")
+    await until(lambda: world.calls.get(session))
+    stop.set()
+    await asyncio.wait_for(task, 5)
+    assert (await world.event(1)).cause == "service_stopped"
+
+
+async def test_a_claim_on_its_way_at_the_stop_is_not_forgotten(world, runner):
+    stop, task = runner
+    world.claim_takes_s = 0.2
+    session = await world.add("time.sleep(60)")
+    await until(lambda: f"claim {session}" in world.log)
+    stop.set()
+    await asyncio.wait_for(task, 5)
+    assert (await world.event(1)).cause == "service_stopped"
+    assert await world.bus.depth(ROLLOUTS) == 0
+
+
 async def test_only_free_slots_take_commands(world):
     sessions = [await world.add("call('x'); time.sleep(1.5)") for _ in range(3)]
     await until(lambda: sum(world.calls.values()) == 2)

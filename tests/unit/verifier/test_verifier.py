@@ -195,3 +195,22 @@ async def test_a_stop_hands_the_unfinished_back(api, blobs, kind):
     assert await bus.depth(WORKSPACES) == 1
     assert await bus.depth(EVENTS) == 0
     assert not list((settings.data / "sandboxes").glob("*"))
+
+
+async def test_a_stop_lets_what_is_in_hand_end_and_takes_nothing_more(api, blobs, kind):
+    settings, orders = api
+    settings = settings.model_copy(update={"verifier_slots": 1})
+    bus, stop = MemoryBus(), asyncio.Event()
+    wanted = [order(blobs, kind, b"sleep 1; " + PASS_IF_DONE) for _ in range(2)]
+    for one in wanted:
+        orders[one.session_id] = one
+        await bus.publish(ScoreWorkspace(run_id="r", rollout_id=one.session_id.split(".")[0], attempt=1))
+    serving = asyncio.create_task(service.serve(settings, bus, blobs, stop=stop, name="verifier-1", drain_s=15))
+    deadline = time.monotonic() + 10
+    while not list((settings.data / "sandboxes").glob("score-*/files/workspace")):
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.02)
+    stop.set()
+    await asyncio.wait_for(serving, 14)
+    assert await bus.depth(WORKSPACES) == 1
+    assert await bus.depth(EVENTS) == 1
