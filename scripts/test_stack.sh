@@ -176,5 +176,5 @@ sql "select outcome, count(*) from rollouts group by 1 order by 1"
 [ "${dead:-0}" = 0 ] || fail "$dead dead letters"
 
 line="services=$services runs=$runs rollouts=$rollouts lost=$lost retried=$retried runners=$runners restarts=$restarts healthy_s=$up_s seconds=$SECONDS"
-printf '{"%s}\n' "$(sed 's/=/": /g; s/ /, "/g' <<<"$line")" >"$out/test-stack.json"
+printf '{"%s}\n' "$(sed 's/ /, "/g; s/=/": /g' <<<"$line")" >"$out/test-stack.json"
 echo "test-stack: $line"
