@@ -1,6 +1,6 @@
 # Each target sets up what it needs; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo test test-fast lint wheel clean
+.PHONY: help setup setup-dev demo test test-fast test-stack lint wheel clean
 
 V := .venv/bin
 export TOKENIZERS_PARALLELISM := false
@@ -22,6 +22,9 @@ test: setup-dev ## all tests
 
 test-fast: setup-dev ## unit and contract tests on fakes
 	@$(V)/python -m pytest tests/unit tests/contract -m "not e2e" $(PYTEST)
+
+test-stack: ## the whole stack in containers, scaled and restarted amid a run (needs Docker)
+	@scripts/test_stack.sh
 
 lint: setup-dev ## ruff, pyright, import-linter, deptry
 	@$(V)/ruff check .

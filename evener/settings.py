@@ -53,7 +53,7 @@ class Settings(BaseSettings):
     blobs_url: str | None = Field(default=None, description="any fsspec URL; unset: the data folder")
 
     policy: str | None = Field(default=None, description="the policy that a learner trains; unset: those of the API's runs")
-    sandbox: SandboxKind = "auto"
+    sandbox: SandboxKind = Field(default="auto", description="what this host insists on; auto: what a run asks for")
     runner_slots: int = Field(default=8, ge=1, description="agents that a runner runs at once")
     verifier_slots: int = Field(default=4, ge=1, description="workspaces that a verifier scores at once")
     lease_s: float = Field(default=30.0, gt=0, description="a claim without a heartbeat for this long expires")

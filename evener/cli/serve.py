@@ -23,6 +23,7 @@ from evener.cli.embedded import on_signals
 from evener.errors import InputError
 from evener.health import Check, Counts
 from evener.messages import EVENTS
+from evener.sandbox import choose
 from evener.settings import Settings
 
 if TYPE_CHECKING:
@@ -163,6 +164,7 @@ async def _orchestrator(process: Process) -> None:
 async def _runner(process: Process) -> None:
     from evener_runner import service
 
+    await choose(process.settings.sandbox, trusted=True)  # a sandbox that is insisted on works, or nothing starts
     settings, bus = process.settings, process.bus()
     api, proxy = await process.reaches(f"{settings.api}/readyz", f"{settings.admin}/readyz")
     async with process.ready({"bus": _answers(bus), "api": api, "proxy": proxy}) as ready:
@@ -181,6 +183,7 @@ async def _runner(process: Process) -> None:
 async def _verifier(process: Process) -> None:
     from evener_verifier import service
 
+    await choose(process.settings.sandbox, trusted=True)
     settings, bus = process.settings, process.bus()
     (api,) = await process.reaches(f"{settings.api}/readyz")
     async with process.ready({"bus": _answers(bus), "api": api}) as ready:

@@ -23,12 +23,16 @@ _log = log.get("sandbox")
 _trial: "asyncio.Task[str | None] | None" = None
 
 
-async def choose(kind: SandboxKind, *, trusted: bool) -> Kind:
-    """The kind to use where ``kind`` is asked for. ``trusted``: the tasks are the user's own.
+async def choose(kind: SandboxKind, *, trusted: bool, host: SandboxKind = "auto") -> Kind:
+    """The kind to use where a run asks for ``kind`` and the setting of this host says ``host``.
+
+    What the host names counts, except that it is never weaker than the bubblewrap that a run asks for. ``trusted``: the tasks
+    are the user's own.
 
     Raises InputError ``sandbox_refused`` where nothing contains what is not trusted, and where what was asked for by name
     does not work here.
     """
+    kind = kind if host == "auto" or kind == "bubblewrap" else host
     if kind == "docker":
         raise InputError("sandbox_refused", "there is no docker sandbox in this version")
     if kind != "process":

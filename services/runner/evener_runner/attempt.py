@@ -120,7 +120,7 @@ class Attempt:
 
     async def _live(self) -> Ending:
         lease, settings = self._lease, self._tools.settings
-        kind = await choose(lease.sandbox, trusted=lease.trusted)
+        kind = await choose(lease.sandbox, trusted=lease.trusted, host=settings.sandbox)
         ttl_s = lease.budget.wall_s + _TTL_S
         self._folder = Folder.make(furnish.sandboxes(settings), lease.session_id, ttl_s=ttl_s)
         bundle = await asyncio.to_thread(self._tools.blobs.get, "agent", lease.agent_bundle)

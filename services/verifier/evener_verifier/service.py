@@ -65,6 +65,7 @@ class _Slot:
 
     def __init__(self, settings: Settings, api: ApiClient, bus: Bus, blobs: Blobs, counts: Counts) -> None:
         self._sandboxes = settings.data / "sandboxes"
+        self._host = settings.sandbox
         self._api = api
         self._bus = bus
         self._blobs = blobs
@@ -110,7 +111,7 @@ class _Slot:
             await delivery.reject(str(error))
             return
         try:
-            scored = await score(order, self._blobs, self._sandboxes)
+            scored = await score(order, self._blobs, self._sandboxes, host=self._host)
         except Exception as error:  # noqa: BLE001 - a fault that nobody foresaw is reported as ours, and tried again
             _log.error("scoring failed", session=session, exc_info=error)
             fault = f"{type(error).__name__}: {error}"[:500]

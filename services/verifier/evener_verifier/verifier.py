@@ -20,6 +20,7 @@ from evener.ids import parse_session_id
 from evener.messages import RolloutScored
 from evener.sandbox import HOME, WORKSPACE, ExecResult, Folder, Kind, Mount, Sandbox, SandboxSpec, choose, create
 from evener.sandbox.initial import lay_out, limits_of
+from evener.settings import SandboxKind
 from evener.tasks import TaskToml, read_toml, unpack
 from evener_verifier import evidence, relocate, reward
 
@@ -48,8 +49,8 @@ class Ran:
     text: bytes | None
 
 
-async def score(order: ScoreOrder, blobs: Blobs, sandboxes: Path) -> RolloutScored:
-    """Score one workspace. Never raises an EvenerError: the fault is the report's cause."""
+async def score(order: ScoreOrder, blobs: Blobs, sandboxes: Path, *, host: SandboxKind = "auto") -> RolloutScored:
+    """Score one workspace. Never raises an EvenerError: the fault is the report's cause. ``host``: see `choose`."""
     session = parse_session_id(order.session_id)
     started = time.monotonic()
     scores: dict[str, float] = {}
@@ -57,7 +58,7 @@ async def score(order: ScoreOrder, blobs: Blobs, sandboxes: Path) -> RolloutScor
     cause, detail = None, ""
     folder = Folder.make(sandboxes, f"score-{order.session_id}", ttl_s=_TTL_S)
     try:
-        kind = await choose(order.sandbox, trusted=order.trusted)
+        kind = await choose(order.sandbox, trusted=order.trusted, host=host)
         case = await asyncio.to_thread(fetch, order, blobs, folder)
         ran = await run_tests(case, kind, folder)
         seen = evidence.compose(ran.result, case.pristine, case.snapshot)

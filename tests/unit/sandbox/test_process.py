@@ -48,6 +48,11 @@ async def test_auto_falls_back_only_for_the_users_own(monkeypatch):
 
     monkeypatch.setattr(probe, "bubblewrap_missing", nothing)
     assert await choose("auto", trusted=True) == "process"
+    with pytest.raises(InputError, match="bubblewrap does not work here"):
+        await choose("process", trusted=True, host="bubblewrap")
+    with pytest.raises(InputError, match="bubblewrap does not work here"):
+        await choose("bubblewrap", trusted=True, host="process")
+    assert await choose("auto", trusted=True, host="process") == "process"
     with pytest.raises(InputError):
         await choose("auto", trusted=False)
     with pytest.raises(InputError, match="not installed"):
