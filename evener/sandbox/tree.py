@@ -102,8 +102,8 @@ async def start(
     ``mark`` is among bubblewrap's arguments, for the reaper; ``limit`` is called with the id of the first process before that
     goes on. Raises InfraError with bubblewrap's own words where it fails before that.
     """
-    # A socket pair, not a pipe: asyncio and uvloop agree on who closes a socket. With a pipe under uvloop another thread once
-    # lost a descriptor that it had just opened, as a second close of the same number would do.
+    # A socket pair, not a pipe: uvloop 0.23 closes a pipe's descriptor in libuv and then again through its file object (strace
+    # shows EBADF), and in between another thread may have been given the number. A socket it detaches.
     ours, theirs = socket.socketpair()
     go_read, go_write = os.pipe()
     status_write = theirs.detach()
