@@ -49,6 +49,11 @@ CAUSES: dict[str, Cause] = {
     "harness_unknown": Cause(Boundary.INPUT, "no such harness", "run `evener harnesses ls`"),
     "settings_invalid": Cause(Boundary.INPUT, "a setting is malformed", "mend the named EVENER_* variable"),
     "request_invalid": Cause(Boundary.INPUT, "the API refused the request", "mend what the message names"),
+    "bus_embedded": Cause(
+        Boundary.INPUT,
+        "an embedded bus lives only inside the running stack",
+        "set EVENER_AMQP_URL to the broker's URL; the embedded stack issues again by itself what had no effect",
+    ),
     "query_invalid": Cause(Boundary.INPUT, "the database refused the query", "see docs/sql.md for tables and views"),
     "not_found": Cause(Boundary.INPUT, "no such object", "list what there is with `ls`"),
     "port_occupied": Cause(Boundary.INPUT, "another program listens on the port", "stop it, or set the port's EVENER_*_PORT"),

@@ -15,10 +15,15 @@ import structlog
 _SECRET = re.compile(r"(^|_)(key|token|secret|password|authorization|lease)$", re.IGNORECASE)
 
 
+def is_secret(name: str) -> bool:
+    """Whether a key is named like a secret."""
+    return _SECRET.search(name) is not None
+
+
 def mask_secrets(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     """Replace the value of every key that is named like a secret."""
     for name in event:
-        if _SECRET.search(name):
+        if is_secret(name):
             event[name] = "***"
     return event
 

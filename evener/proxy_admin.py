@@ -3,14 +3,10 @@
 Used by the runner (open, read, seal) and the orchestrator (seal, delete). A repeated request changes nothing.
 """
 
-import asyncio
-import time
-from typing import Any, Self
-
-import aiohttp
 import msgspec
 
 from evener.errors import InfraError
+from evener.service_client import ServiceClient
 from evener.trace.session import SessionSpec, SessionState
 
 
@@ -22,24 +18,15 @@ class _Key(msgspec.Struct):
     key: str
 
 
-class ProxyAdmin:
+class ProxyAdmin(ServiceClient):
     """The admin side at ``url``; use it as an async context manager."""
 
+    UNAVAILABLE = "proxy_unavailable"
+    REQUEST_S = 30.0
+    LONGEST_PAUSE_S = 2.0
+
     def __init__(self, url: str, token: str, *, patience_s: float = 30.0) -> None:
-        self._url = url.rstrip("/")
-        self._token = token
-        self._patience_s = patience_s
-        self._http: aiohttp.ClientSession | None = None
-
-    async def __aenter__(self) -> Self:
-        self._http = aiohttp.ClientSession(
-            headers={"Authorization": f"Bearer {self._token}"}, timeout=aiohttp.ClientTimeout(total=30)
-        )
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        if self._http is not None:
-            await self._http.close()
+        super().__init__(url, token, patience_s=patience_s)
 
     async def open(self, spec: SessionSpec) -> str:
         """Open a session and return its key. Raises SessionConflict, InfraError."""
@@ -58,23 +45,9 @@ class ProxyAdmin:
         await self._request("DELETE", f"/v1/sessions/{session_id}")
 
     async def _request(self, method: str, path: str, body: object = None) -> bytes:
-        assert self._http is not None, "use ProxyAdmin as an async context manager"
-        data: Any = None if body is None else msgspec.json.encode(body)
-        deadline = time.monotonic() + self._patience_s
-        pause = 0.1
-        while True:
-            try:
-                async with self._http.request(method, self._url + path, data=data) as response:
-                    content = await response.read()
-                    if response.status < 500:
-                        return _checked(response.status, content, f"{method} {path}")
-                    problem = f"{method} {path}: {response.status}: {content[:200].decode(errors='replace')}"
-            except (aiohttp.ClientError, TimeoutError) as error:
-                problem = f"{method} {self._url}{path}: {error or type(error).__name__}"
-            if time.monotonic() + pause > deadline:
-                raise InfraError("proxy_unavailable", problem)
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, 2.0)
+        data = None if body is None else msgspec.json.encode(body)
+        status, content = await self._answer(method, path, data)
+        return _checked(status, content, f"{method} {path}")
 
 
 def _state(content: bytes) -> SessionState:

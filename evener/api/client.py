@@ -4,42 +4,29 @@ A refusal (409) means that the ledger has gone on without the caller: it drops w
 tried again with back-off until ``patience_s`` is over, since each request is idempotent.
 """
 
-import asyncio
-import time
-from typing import Any, Self, TypeVar
+from typing import Any
 
-import aiohttp
 import msgspec
 
 from evener.api.types import GroupOrder, Heartbeat, LearnerLease, RolloutLease, ScoreOrder, VersionGrant
 from evener.errors import InfraError, InputError
+from evener.service_client import ServiceClient
 from evener.tasks import task_digest
-
-T = TypeVar("T")
 
 
 class Refused(Exception):
     """The ledger refused: another holds the lease, the epoch is old, or the object is past that state."""
 
 
-class ApiClient:
+class ApiClient(ServiceClient):
     """A session with the API at ``url``; use it as an async context manager."""
 
+    UNAVAILABLE = "api_unavailable"
+    REQUEST_S = 60.0
+    LONGEST_PAUSE_S = 5.0
+
     def __init__(self, url: str, token: str, *, patience_s: float = 60.0) -> None:
-        self._url = url.rstrip("/")
-        self._token = token
-        self._patience_s = patience_s
-        self._http: aiohttp.ClientSession | None = None
-
-    async def __aenter__(self) -> Self:
-        self._http = aiohttp.ClientSession(
-            headers={"Authorization": f"Bearer {self._token}"}, timeout=aiohttp.ClientTimeout(total=60)
-        )
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        if self._http is not None:
-            await self._http.close()
+        super().__init__(url, token, patience_s=patience_s)
 
     async def claim_rollout(self, session: str, *, runner: str) -> RolloutLease:
         """Claim an attempt. Raises Refused where its lease is held or the attempt is over."""
@@ -98,23 +85,9 @@ class ApiClient:
 
     async def request(self, method: str, path: str, body: object = None, *, kind: str = "application/json") -> bytes:
         """One request, tried again while the API does not answer. Raises Refused, InputError or InfraError."""
-        assert self._http is not None, "use ApiClient as an async context manager"
         data = body if body is None or isinstance(body, bytes) else msgspec.json.encode(body)
-        deadline = time.monotonic() + self._patience_s
-        pause = 0.1
-        while True:
-            try:
-                async with self._http.request(method, self._url + path, data=data, headers={"Content-Type": kind}) as response:
-                    content = await response.read()
-                    if response.status < 500:
-                        return _checked(response.status, content, f"{method} {path}")
-                    problem = f"{method} {path}: {response.status}: {content[:200].decode(errors='replace')}"
-            except (aiohttp.ClientError, TimeoutError) as error:
-                problem = f"{method} {self._url}{path}: {error or type(error).__name__}"
-            if time.monotonic() + pause > deadline:
-                raise InfraError("api_unavailable", problem)
-            await asyncio.sleep(pause)
-            pause = min(pause * 2, 5.0)
+        status, content = await self._answer(method, path, data, kind=kind)
+        return _checked(status, content, f"{method} {path}")
 
 
 def _checked(status: int, content: bytes, what: str) -> bytes:

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import heapq
 import threading
+import time
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -59,15 +60,16 @@ class MemoryBus:
         with self._lock:
             return len(self._queue(queue).entries)
 
-    async def dead_letters(self, limit: int = 100) -> list[DeadLetter]:
+    async def dead_letters(self, limit: int | None = 100) -> list[DeadLetter]:
         """The oldest dead letters."""
         with self._lock:
             return [letter for letter, _ in self._dead.values()][:limit]
 
-    async def retry(self, dead_id: str | None = None) -> int:
-        """Queue one dead letter, or all, again."""
+    async def retry(self, dead_id: str | None = None, *, queue: str | None = None) -> int:
+        """Queue one dead letter, or all (of ``queue``), again."""
         with self._lock:
-            chosen = [name for name in self._dead if dead_id in (None, name)]
+            letters = [letter for letter, _ in self._dead.values() if queue in (None, letter.queue)]
+            chosen = [letter.id for letter in letters if dead_id in (None, letter.id)]
             for name in chosen:
                 letter, entry = self._dead.pop(name)
                 entry.rejections = 0
@@ -100,7 +102,7 @@ class MemoryBus:
 
     def bury(self, name: str, entry: _Entry, reason: str) -> None:
         """Make an entry a dead letter."""
-        letter = DeadLetter(new_id(), name, entry.body, reason)
+        letter = DeadLetter(new_id(), name, entry.body, reason, died=time.time(), deaths=entry.rejections)
         with self._lock:
             self._dead[letter.id] = (letter, entry)
 
@@ -186,6 +188,7 @@ class MemoryConsumer:
             try:
                 message = decode(entry.body)
             except msgspec.DecodeError as error:
+                entry.rejections += 1
                 self.bus.bury(self.queue, entry, f"cannot be read: {error}")
                 continue
             delivery = MemoryDelivery(self, entry, message)

@@ -5,7 +5,7 @@ consumer holds at most ``prefetch`` messages; closing it hands back those it has
 Only `Delivery.reject` counts. A message that cannot be read becomes a dead letter at once, and no consumer sees it.
 """
 
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import msgspec
 
@@ -13,6 +13,9 @@ from evener.messages import Message
 
 DELIVERY_LIMIT = 5
 """Rejections after which a message becomes a dead letter; more often than a transient fault of ours repeats."""
+
+PATIENCE_S = 30.0
+"""How long a call outlasts a broker that is away; a restart takes 5 to 20 s."""
 
 RETRY_PAUSE_S = 0.05
 """Pause after the first rejection; each further one waits four times as long: 0.05, 0.2, 0.8 and 3.2 s before the limit,
@@ -25,12 +28,19 @@ def retry_pause(rejections: int) -> float:
 
 
 class DeadLetter(msgspec.Struct, frozen=True):
-    """A message that was rejected `DELIVERY_LIMIT` times or could not be read: its queue, its body and the last reason."""
+    """A message that was rejected `DELIVERY_LIMIT` times or could not be read: its queue, its body and the last reason.
+
+    ``died`` is in Unix seconds (None: the broker does not say); ``deaths`` how often it was rejected or, where the broker gave
+    it up, how often the broker did; ``headers`` are the broker's.
+    """
 
     id: str
     queue: str
     body: bytes
     reason: str
+    died: float | None
+    deaths: int
+    headers: dict[str, Any] = {}
 
 
 class Delivery(Protocol):
@@ -98,12 +108,12 @@ class Bus(Protocol):
         """How many messages wait in ``queue`` (those in a consumer's hands are not counted); 0 where it is absent."""
         ...
 
-    async def dead_letters(self, limit: int = 100) -> list[DeadLetter]:
-        """At most ``limit`` dead letters, oldest first. They stay."""
+    async def dead_letters(self, limit: int | None = 100) -> list[DeadLetter]:
+        """At most ``limit`` dead letters (None: all), oldest first. They stay."""
         ...
 
-    async def retry(self, dead_id: str | None = None) -> int:
-        """Put one dead letter, or all, back into its queue with a clean record. Returns how many were put back."""
+    async def retry(self, dead_id: str | None = None, *, queue: str | None = None) -> int:
+        """Put one dead letter, or all (of ``queue``), back with a clean record. Returns how many were put back."""
         ...
 
     async def close(self) -> None:

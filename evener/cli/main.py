@@ -12,8 +12,8 @@ import typer
 from evener import log, settings
 from evener.api import ApiClient, Refused
 from evener.blobs import Blobs
+from evener.cli import dead, embedded, sql
 from evener.cli import doctor as doctor_
-from evener.cli import embedded, sql
 from evener.cli import run as run_
 from evener.cli import serve as serve_
 from evener.cli.connect import connect
@@ -27,7 +27,7 @@ runs = typer.Typer(no_args_is_help=True, help="Runs: ls, show, pause, resume, ca
 rollouts = typer.Typer(no_args_is_help=True, help="Rollouts: ls, show.")
 tasks = typer.Typer(no_args_is_help=True, help="Tasks: ls, show.")
 harnesses = typer.Typer(no_args_is_help=True, help="Harnesses: ls, install.")
-for _group, _name in ((runs, "runs"), (rollouts, "rollouts"), (tasks, "tasks"), (harnesses, "harnesses")):
+for _group, _name in ((runs, "runs"), (rollouts, "rollouts"), (tasks, "tasks"), (harnesses, "harnesses"), (dead.app, "dead")):
     app.add_typer(_group, name=_name)
 
 Json = Annotated[bool, typer.Option("--json", help="Print the JSON document.")]

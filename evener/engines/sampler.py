@@ -261,7 +261,8 @@ class VllmSampler:
 
     async def _get(self, path: str) -> bytes:
         try:
-            return await asyncio.wait_for(self._request("GET", path, None), 5.0)
+            async with asyncio.timeout(5.0):
+                return await self._request("GET", path, None)
         except TimeoutError as error:
             raise EngineUnavailable(f"GET {self._url}{path}: no answer in 5 s") from error
 

@@ -48,7 +48,8 @@ class Tree:
     async def dead(self, timeout: float) -> bool:
         """Wait until all of it is dead; False where it still lives after ``timeout`` seconds."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.over.wait(), timeout)
+            async with asyncio.timeout(timeout):
+                await self.over.wait()
         return self.over.is_set()
 
     async def exit_code(self) -> int | None:
@@ -65,7 +66,8 @@ class Tree:
         died = await self.dead(DEATH_S)
         if died:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._leave(), DEATH_S)
+                async with asyncio.timeout(DEATH_S):
+                    await self._leave()
         self.status_pipe.close()
         if self.first >= 0:
             asyncio.get_running_loop().remove_reader(self.first)
@@ -102,8 +104,8 @@ async def start(
     ``mark`` is among bubblewrap's arguments, for the reaper; ``limit`` is called with the id of the first process before that
     goes on. Raises InfraError with bubblewrap's own words where it fails before that.
     """
-    # A socket pair, not a pipe: asyncio and uvloop agree on who closes a socket. With a pipe under uvloop another thread once
-    # lost a descriptor that it had just opened, as a second close of the same number would do.
+    # A socket pair, not a pipe: uvloop 0.23 closes a pipe's descriptor in libuv and then again through its file object (strace
+    # shows EBADF), and in between another thread may have been given the number. A socket it detaches.
     ours, theirs = socket.socketpair()
     go_read, go_write = os.pipe()
     status_write = theirs.detach()
@@ -148,7 +150,8 @@ async def _first(process: asyncio.subprocess.Process, status: asyncio.StreamRead
     """Hold the first process, which waits for our word, and limit it."""
     first = -1
     try:
-        line = await asyncio.wait_for(status.readline(), START_S)
+        async with asyncio.timeout(START_S):
+            line = await status.readline()
         if not line:
             raise ProcessLookupError
         pid = json.loads(line)["child-pid"]

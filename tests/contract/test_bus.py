@@ -1,6 +1,7 @@
 """What every bus keeps, run against the one in this process and against a real RabbitMQ."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
@@ -139,7 +140,9 @@ async def test_rejected_comes_back_and_at_the_limit_is_a_dead_letter_with_its_re
             await delivery.reject(f"failure {number}")
         await take_nothing(consumer)
     (letter,) = await bus.dead_letters()
-    assert (letter.queue, letter.reason) == (ROLLOUTS, f"failure {DELIVERY_LIMIT}")
+    assert (letter.queue, letter.reason, letter.deaths) == (ROLLOUTS, f"failure {DELIVERY_LIMIT}", DELIVERY_LIMIT)
+    assert letter.died is not None
+    assert abs(time.time() - letter.died) < WAIT_S
     assert sent.message_id.encode() in letter.body
     assert await bus.depth(ROLLOUTS) == 0
 
@@ -276,6 +279,7 @@ async def test_what_cannot_be_read_is_a_dead_letter_and_stops_nobody(backend: Ba
     letters = await bus.dead_letters()
     assert [letter.body for letter in letters] == [b"\xff no json", b'{"type":"Unheard"}']
     assert all(letter.reason.startswith("cannot be read: ") and letter.queue == ROLLOUTS for letter in letters)
+    assert [letter.deaths for letter in letters] == [1, 1]
 
 
 async def test_depth_counts_what_waits(bus: Bus) -> None:
@@ -306,8 +310,9 @@ async def test_listing_dead_letters_keeps_them(backend: Backend) -> None:
 async def test_retry_of_one_dead_letter(backend: Backend) -> None:
     bus = backend.bus
     await bury(backend, b"one", b"two")
-    first, second = await bus.dead_letters()
+    first, second = await bus.dead_letters(None)
     assert await bus.retry("no such id") == 0
+    assert await bus.retry(queue=WORKSPACES) == await bus.retry(second.id, queue=WORKSPACES) == 0
     assert await bus.retry(second.id) == 1
     assert await bus.dead_letters() == [first]
     await until_depth(bus, ROLLOUTS, 1)

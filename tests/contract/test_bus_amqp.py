@@ -232,7 +232,9 @@ async def test_what_a_broken_consumer_never_settles_is_a_dead_letter_of_the_brok
                 elif await bus.depth(ROLLOUTS) == 0:
                     letters = await bus.dead_letters()
     assert [(letter.queue, letter.reason) for letter in letters] == [(ROLLOUTS, "given up by RabbitMQ: delivery_limit")]
-    assert await bus.retry(letters[0].id) == 1
+    assert letters[0].deaths == 1
+    assert letters[0].died is not None
+    assert await bus.retry(letters[0].id, queue=ROLLOUTS) == 1
     assert await bus.depth(ROLLOUTS) == 1
 
 

@@ -14,11 +14,8 @@ from evener.bus.amqp.dead import Graveyard
 from evener.bus.amqp.link import Link, Lost, farewell, guard, persist
 from evener.bus.amqp.publisher import Publisher
 from evener.bus.amqp.topology import Topology
-from evener.bus.port import DeadLetter
+from evener.bus.port import PATIENCE_S, DeadLetter
 from evener.messages import Message, encode, queue_of
-
-PATIENCE_S = 30.0
-"""How long a call outlasts a broker that is away; a restart takes 5 to 20 s."""
 
 T = TypeVar("T")
 
@@ -59,17 +56,23 @@ class AmqpBus:
         finally:
             await farewell(channel.close())
 
-    async def dead_letters(self, limit: int = 100) -> list[DeadLetter]:
+    async def dead_letters(self, limit: int | None = 100) -> list[DeadLetter]:
         """The oldest dead letters. Raises InfraError."""
         return await persist(
             lambda: self._graveyard.letters(limit), patience_s=self._patience_s, what="listing the dead letters"
         )
 
-    async def retry(self, dead_id: str | None = None) -> int:
-        """Send one dead letter, or all, back to its queue. Raises InfraError."""
-        return await persist(
-            lambda: self._graveyard.retry(dead_id), patience_s=self._patience_s, what="retrying the dead letters"
+    async def retry(self, dead_id: str | None = None, *, queue: str | None = None) -> int:
+        """Send one dead letter, or all (of ``queue``), back to its queue. Raises InfraError."""
+
+        def chosen(letter: DeadLetter) -> bool:
+            return dead_id in (None, letter.id) and queue in (None, letter.queue)
+
+        sent: set[str] = set()
+        await persist(
+            lambda: self._graveyard.retry(chosen, sent), patience_s=self._patience_s, what="retrying the dead letters"
         )
+        return len(sent)
 
     async def close(self) -> None:
         """Leave; what consumers hold returns to its queue."""

@@ -109,7 +109,7 @@ class AmqpDelivery:
                     return  # returned to its queue meanwhile
                 await self._consumer.again(self._raw, rejections)
             else:
-                await self._consumer.bury(self._raw, reason)
+                await self._consumer.bury(self._raw, reason, rejections)
         except InfraError as error:
             _log.warning("rejection not recorded; handed back", queue=self._consumer.queue, error=str(error))
             await self.hand_back()
@@ -177,7 +177,7 @@ class AmqpConsumer:
             return AmqpDelivery(self, subscription, raw, decode(raw.body))
         except msgspec.DecodeError as error:
             try:
-                await self.bury(raw, f"cannot be read: {error}")
+                await self.bury(raw, f"cannot be read: {error}", cast("int", raw.headers.get(REJECTIONS, 0)) + 1)
             except InfraError as failure:
                 await _settle(raw, ack=False)
                 raise Lost(str(failure)) from failure
@@ -215,7 +215,7 @@ class AmqpConsumer:
         """Queue a copy that carries how often it was rejected."""
         await self._publisher.send(self.queue, raw.body, priority=raw.priority or 0, headers={REJECTIONS: rejections})
 
-    async def bury(self, raw: AbstractIncomingMessage, reason: str) -> None:
+    async def bury(self, raw: AbstractIncomingMessage, reason: str, rejections: int) -> None:
         """Queue a copy among the dead letters."""
-        headers: dict[str, str | int] = {REASON: reason[-MAX_REASON:]}
+        headers: dict[str, str | int] = {REASON: reason[-MAX_REASON:], REJECTIONS: rejections}
         await self._publisher.send(self.queue, raw.body, priority=raw.priority or 0, headers=headers, exchange=DEAD)

@@ -3,12 +3,13 @@
 While one listing runs, another sees only the rest. Called by `evener dead ls|show|retry` through the bus.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any, cast
 
 from aio_pika.abc import AbstractIncomingMessage, AbstractQueue
 
-from evener.bus.amqp.consumer import REASON
+from evener.bus.amqp.consumer import REASON, REJECTIONS
 from evener.bus.amqp.link import farewell, guard
 from evener.bus.amqp.publisher import Publisher
 from evener.bus.amqp.topology import Topology
@@ -23,22 +24,27 @@ class Graveyard:
         self._publisher = publisher
         self._topology = topology
 
-    async def letters(self, limit: int) -> list[DeadLetter]:
+    async def letters(self, limit: int | None) -> list[DeadLetter]:
         """The oldest dead letters. Raises Lost, Refused."""
-        async with self._open() as (grave, _):
-            return [_letter(raw) async for raw in _take(grave, limit)]
+        async with self._open() as (grave, count):
+            return [_letter(raw) async for raw in _take(grave, count if limit is None else limit)]
 
-    async def retry(self, dead_id: str | None) -> int:
-        """Send one letter, or all that there are now, back to its queue. Raises Lost, Refused, InfraError."""
-        done = 0
+    async def retry(self, chosen: Callable[[DeadLetter], bool], sent: set[str]) -> None:
+        """Send the chosen ones of the letters that there are now back to their queues. Raises Lost, Refused, InfraError.
+
+        ``sent`` gets the id of each that its queue has confirmed; whoever is in it is only removed, so that a call made
+        again after a loss sends nothing twice.
+        """
         async with self._open() as (grave, count):
             async for raw in _take(grave, count):
                 letter = _letter(raw)
-                if dead_id in (None, letter.id):
+                if not chosen(letter):
+                    continue
+                if letter.id not in sent:
                     await self._publisher.send(letter.queue, raw.body, priority=raw.priority or 0)
-                    await guard(raw.ack())
-                    done += 1
-        return done
+                    sent.add(letter.id)
+                await guard(raw.ack())
+            await guard(grave.declare())  # answered after the acknowledgements, which nothing else confirms
 
     @asynccontextmanager
     async def _open(self) -> AsyncGenerator[tuple[AbstractQueue, int]]:
@@ -60,7 +66,18 @@ async def _take(grave: AbstractQueue, limit: int) -> AsyncIterator[AbstractIncom
 
 
 def _letter(raw: AbstractIncomingMessage) -> DeadLetter:
-    reason = raw.headers.get(REASON)
+    headers = cast("dict[str, Any]", dict(raw.headers))
+    died, reason, deaths = raw.timestamp, headers.get(REASON), headers.get(REJECTIONS, 1)
     if reason is None:  # buried by the broker: a consumer died of it, or a policy made it go
-        reason = f"given up by RabbitMQ: {raw.headers.get('x-first-death-reason', 'unknown')}"
-    return DeadLetter(raw.message_id or "", raw.routing_key or "", raw.body, str(reason))
+        reason = f"given up by RabbitMQ: {headers.get('x-first-death-reason', 'unknown')}"
+        newest: dict[str, Any] = next(iter(headers.get("x-death", [])), {})
+        died, deaths = newest.get("time"), newest.get("count", 1)
+    return DeadLetter(
+        id=raw.message_id or "",
+        queue=raw.routing_key or "",
+        body=raw.body,
+        reason=str(reason),
+        died=None if died is None else died.timestamp(),
+        deaths=int(deaths),
+        headers=headers,
+    )

@@ -125,7 +125,8 @@ async def _run(argv: list[str], env: Mapping[str, str]) -> None:
         start_new_session=True,  # Ctrl-C is ours to pass on
     )
     try:
-        output, _ = await asyncio.wait_for(process.communicate(), _PATIENCE_S)
+        async with asyncio.timeout(_PATIENCE_S):
+            output, _ = await process.communicate()
     except TimeoutError as error:
         raise InfraError("harness_missing", f"{' '.join(argv)}: no end after {_PATIENCE_S:.0f} s") from error
     finally:

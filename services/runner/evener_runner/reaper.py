@@ -22,4 +22,5 @@ async def run(root: Path, stop: asyncio.Event) -> None:
         if reaped:
             _log.info("sandboxes of dead owners removed", sandboxes=reaped)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(stop.wait(), EVERY_S)
+            async with asyncio.timeout(EVERY_S):
+                await stop.wait()

@@ -5,7 +5,6 @@ its own. A refused claim means that another has it: acknowledged and dropped. Bu
 """
 
 import asyncio
-import contextlib
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
@@ -166,6 +165,5 @@ async def unless(stop: asyncio.Event, work: Coroutine[Any, Any, T], *, grace_s: 
     finally:
         stopped.cancel()
         task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.wait({task})
+        await asyncio.wait({task})
     return None
