@@ -125,11 +125,10 @@ async def test_a_writer_waits_for_another_process_without_blocking(tmp_path):
     other = sqlite3.connect(tmp_path / "ledger.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
 
-    async def write():
-        async with ledger.write() as tx:
-            return tx.now
+    async def now(tx):
+        return tx.now
 
-    writing = asyncio.create_task(write())
+    writing = asyncio.create_task(ledger.write(now))
     await asyncio.sleep(0.3)
     assert not writing.done()
     other.execute("COMMIT")

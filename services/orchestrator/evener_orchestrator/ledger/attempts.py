@@ -145,14 +145,23 @@ def _fault(message: RolloutFinished, archive: Archive, pinned: int | None) -> tu
 
 async def expire(tx: Transaction) -> int:
     """End every attempt whose lease ran out; the number of them."""
+    # Runs are locked in one order, so that two orchestrators at this wait for each other and never in a circle.
     lapsed = await tx.session.scalars(
-        select(Attempt.id).where(Attempt.lease_expires_at < tx.now).order_by(Attempt.lease_expires_at).limit(100)
+        select(Attempt.id)
+        .join(Rollout, Rollout.id == Attempt.rollout_id)
+        .where(Attempt.lease_expires_at < tx.now)
+        .order_by(Rollout.run_id, Attempt.id)
+        .limit(100)
     )
-    sessions = lapsed.all()
-    for session in sessions:
+    ended = 0
+    for session in lapsed.all():
         held = await hold(tx, session)
+        expires_at = held.attempt.lease_expires_at
+        if expires_at is None or expires_at >= tx.now:
+            continue  # before the lock was ours, another ended it or its runner spoke
+        ended += 1
         await _settle(tx, held, Outcome.INFRA_ERROR, "lease_expired", f"runner {held.attempt.runner} fell silent")
-    return len(sessions)
+    return ended
 
 
 async def conclude(
@@ -222,8 +231,7 @@ async def _again(tx: Transaction, held: Held, outcome: Outcome, cause: str | Non
 
 async def _store(tx: Transaction, archive: Archive) -> None:
     if archive.texts:
-        dialect = tx.session.get_bind().dialect.name
-        upsert = postgresql.insert if dialect == "postgresql" else sqlite.insert
+        upsert = postgresql.insert if tx.postgres else sqlite.insert
         await tx.session.execute(upsert(SystemText).on_conflict_do_nothing(), archive.texts)
     if archive.calls:
         await tx.session.execute(insert(Call), archive.calls)
