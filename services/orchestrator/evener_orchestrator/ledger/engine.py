@@ -17,14 +17,14 @@ from typing import Any, TypeVar
 
 from sqlalchemy import func, select, type_coerce
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 
 from evener.messages import Message, encode
-from evener_orchestrator.ledger.faults import is_victim
+from evener_orchestrator.ledger.faults import FAULTS, is_victim
 from evener_orchestrator.ledger.models import Outgoing
 from evener_orchestrator.ledger.sqlite import create_sqlite_engine
-from evener_orchestrator.ledger.types import Timestamp
+from evener_orchestrator.ledger.types import Timestamp, as_json
 from evener_orchestrator.ledger.wakeup import announce
 
 PATIENCE_S = 30.0
@@ -71,7 +71,7 @@ class Ledger:
             self.reader = create_sqlite_engine(location, "BEGIN", connections=8)
         else:
             location = location.set(drivername="postgresql+asyncpg")
-            self.writer = self.reader = create_async_engine(location, pool_size=16, pool_pre_ping=True)
+            self.writer = self.reader = create_async_engine(location, pool_size=16, pool_pre_ping=True, json_serializer=as_json)
         self._write = async_sessionmaker(self.writer, expire_on_commit=False)
         self._read = async_sessionmaker(self.reader, expire_on_commit=False)
         self._turn: AbstractAsyncContextManager[Any] = asyncio.Lock() if self.sqlite else nullcontext()
@@ -84,7 +84,7 @@ class Ledger:
         for number in range(1, ATTEMPTS + 1):
             try:
                 transaction, result = await self._once(work)
-            except DBAPIError as error:
+            except FAULTS as error:
                 if number == ATTEMPTS or not is_victim(error):
                     raise
                 await asyncio.sleep(random.uniform(0, RETRY_S * 2**number))  # noqa: S311 - to part two that collided

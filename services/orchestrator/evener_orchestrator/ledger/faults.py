@@ -3,7 +3,11 @@
 Read from SQLSTATE (Postgres's Appendix A) where there is one. Used by `engine.Ledger.write` and the consumer.
 """
 
+import asyncpg
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+
+FAULTS = (DBAPIError, asyncpg.PostgresError)
+"""What a transaction raises where the database failed: by SQLAlchemy, or by the driver that `copy` speaks to itself."""
 
 VICTIM = frozenset({"40001", "40P01"})
 """serialization_failure and deadlock_detected: the same work succeeds when it is done again."""
@@ -19,12 +23,12 @@ def is_victim(error: Exception) -> bool:
 
 def is_down(error: Exception) -> bool:
     """Whether the database cannot be reached or takes no work now."""
-    if isinstance(error, OSError | OperationalError | InterfaceError):
+    if isinstance(error, OSError | OperationalError | InterfaceError | asyncpg.InterfaceError):
         return True
     lost = isinstance(error, DBAPIError) and error.connection_invalidated
     return lost or _sqlstate(error).startswith(DOWN_CLASSES)
 
 
 def _sqlstate(error: Exception) -> str:
-    state = getattr(error.orig, "sqlstate", None) if isinstance(error, DBAPIError) else None
+    state = getattr(error.orig if isinstance(error, DBAPIError) else error, "sqlstate", None)
     return state if isinstance(state, str) else ""
