@@ -95,7 +95,7 @@ def a_trace(row: Row, session: str) -> list[CallRecord]:
         prompt = np.concatenate((calls[-1].tokens, [20 + number, 30]))
     match row.fork:
         case "other_prompt":
-            calls.append(a_call(session, count + 1, np.arange(50, 54), row.version, system="title"))
+            calls.append(a_call(session, count + 1, np.arange(50, 54), row.version, base=0, system="title"))
         case "rewritten":
             changed = np.concatenate((calls[0].prompt_ids, [99], prompt[7:]))
             calls.append(a_call(session, count + 1, changed, row.version, base=count))
@@ -108,7 +108,7 @@ def a_trace(row: Row, session: str) -> list[CallRecord]:
     return calls
 
 
-def a_call(session, number, prompt, version, *, tool=False, base=0, system="agent"):
+def a_call(session, number, prompt, version, *, tool=False, base=None, system="agent"):
     return CallRecord(
         call_id=f"{session}-{number}",
         session_id=session,
@@ -119,7 +119,12 @@ def a_call(session, number, prompt, version, *, tool=False, base=0, system="agen
         versions=np.full(4, version, np.int32),
         version_dispatch=version,
         version_completion=version,
-        request={"system_digests": [system], "tools_digest": None, "messages": [], "messages_base": base or number - 1},
+        request={
+            "system_digests": [system],
+            "tools_digest": None,
+            "messages": [],
+            "messages_base": number - 1 if base is None else base,
+        },
         reply={"content": None, "tool_calls": [{"name": "bash", "arguments": "{}"}] if tool else []},
         dialect="chat",
         started=1790000000.0,
