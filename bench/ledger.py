@@ -135,7 +135,7 @@ def groups(rollouts: int) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]
             "harness": HARNESSES[number // TASKS % len(HARNESSES)],
             "profile": "default",
             "purpose": "eval" if evaluation else "train",
-            "version": step if evaluation else None,
+            "version": (1 if step <= VERSIONS // 2 else VERSIONS // 2 + 1) if evaluation else None,
             "number": number,
             "size": SIZE,
             "state": GroupState.CLOSED if evaluation else GroupState.TRAINED,

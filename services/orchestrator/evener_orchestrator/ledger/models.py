@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any, ClassVar
 
 from numpy.typing import NDArray
-from sqlalchemy import BigInteger, ForeignKey, Index, Integer, MetaData, String, Text
+from sqlalchemy import BigInteger, ForeignKey, Index, Integer, MetaData, String, Text, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeEngine
 
@@ -21,6 +21,7 @@ Runs = list[list[int]]
 """Equal values side by side as ``[start, end, value]`` (half open), or ``[start, end]`` where a mask is 1."""
 
 SECRET = {"secret": True}
+FORKED = text("fork IS NOT NULL")
 
 
 class Base(DeclarativeBase):
@@ -195,10 +196,15 @@ class Call(Base):
     """One model request and its reply."""
 
     __tablename__ = "calls"
-    __table_args__ = ({"comment": "One model request of an agent and its reply"},)
+    __table_args__ = (
+        # What is asked of all calls at once, without their wide rows.
+        Index("ix_calls_measures", "attempt_id", "tools", "sampled_tokens", "logprob_sum"),
+        Index("ix_calls_forks", "attempt_id", postgresql_where=FORKED, sqlite_where=FORKED),
+        {"comment": "One model request of an agent and its reply"},
+    )
 
     id: Mapped[str] = mapped_column(String(64), primary_key=True, comment="UUIDv7")
-    attempt_id: Mapped[str] = mapped_column(ForeignKey("attempts.id"), index=True, comment="the attempt it belongs to")
+    attempt_id: Mapped[str] = mapped_column(ForeignKey("attempts.id"), comment="the attempt it belongs to")
     number: Mapped[int] = mapped_column(comment="1, 2, ... in order of arrival")
     parent_id: Mapped[str | None] = mapped_column(
         String(64), comment="the call whose prompt and completion is the longest token prefix of this prompt"

@@ -14,6 +14,7 @@ down_revision = "0001"
 branch_labels = None
 depends_on = None
 
+FORKED = sa.text("fork IS NOT NULL")
 ARRAYS = {"calls": ("context_ids", "completion_ids", "logprobs"), "sequences": ("token_ids", "logprobs")}
 
 ON_POSTGRES = (
@@ -32,6 +33,9 @@ def upgrade() -> None:
     for name, kind in (("sampled_tokens", sa.Integer()), ("logprob_sum", sa.Double()), ("tools", sa.Integer())):
         op.add_column("calls", sa.Column(name, kind, nullable=False, server_default="0"))
     op.add_column("sequences", sa.Column("tokens", sa.Integer(), nullable=False, server_default="0"))
+    op.drop_index("ix_calls_attempt_id", "calls")
+    op.create_index("ix_calls_measures", "calls", ["attempt_id", "tools", "sampled_tokens", "logprob_sum"])
+    op.create_index("ix_calls_forks", "calls", ["attempt_id"], postgresql_where=FORKED, sqlite_where=FORKED)
     if op.get_bind().dialect.name == "postgresql":
         for statement in ON_POSTGRES:
             op.execute(statement)
@@ -43,7 +47,10 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Drop the columns."""
+    """Drop the indexes and columns."""
+    for index in ("ix_calls_forks", "ix_calls_measures"):
+        op.drop_index(index, "calls")
+    op.create_index("ix_calls_attempt_id", "calls", ["attempt_id"])
     for table, columns in {"sequences": ("tokens",), "calls": ("tools", "logprob_sum", "sampled_tokens", "fork")}.items():
         for column in columns:
             op.drop_column(table, column)
