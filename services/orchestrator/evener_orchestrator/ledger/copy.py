@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
-from sqlalchemy import BigInteger, Column, Float, Integer, String, inspect
+from sqlalchemy import BigInteger, Column, Float, Integer, String, Table
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import DeclarativeBase
 
@@ -28,7 +28,8 @@ Encode = Callable[[Any], bytes]
 
 async def copy(connection: AsyncConnection, model: type[DeclarativeBase], rows: Sequence[Mapping[str, Any]]) -> None:
     """Insert ``rows`` (all with the same keys) into a model's table. Raises asyncpg's errors."""
-    table = inspect(model).local_table
+    table = model.__table__
+    assert isinstance(table, Table)
     columns = [table.columns[name] for name in rows[0]]
     driver: Any = (await connection.get_raw_connection()).driver_connection
     names = [column.name for column in columns]
