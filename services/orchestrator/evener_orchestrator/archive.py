@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evener.messages import Sealed
-from evener.trace.graph import build_graph
+from evener.trace.forks import fork_causes
+from evener.trace.graph import Graph, build_graph
 from evener.trace.record import CallRecord
 from evener.trace.sequences import Sequence as TrainingRow
 from evener.trace.sequences import build_sequences
@@ -68,7 +69,7 @@ class Archiver:
         sampled_by = {int(version) for call in calls for version in np.unique(call.versions)}
         trained_by = {version for row in rows for _, _, version in row["version_runs"]} or sampled_by
         return Archive(
-            calls=_call_rows(session_id, calls, graph.parent),
+            calls=_call_rows(session_id, calls, graph),
             sequences=rows,
             texts=[{"digest": digest, "body": body.decode(errors="replace")} for digest, body in texts.items()],
             sampled_tokens=sum(len(call.completion_ids) for call in calls),
@@ -102,18 +103,23 @@ def _fault(calls: Sequence[CallRecord], sealed: Sealed | None) -> tuple[str, str
     return None
 
 
-def _call_rows(session_id: str, calls: Sequence[CallRecord], parents: Mapping[str, str | None]) -> list[dict[str, Any]]:
+def _call_rows(session_id: str, calls: Sequence[CallRecord], graph: Graph) -> list[dict[str, Any]]:
+    causes = fork_causes(graph)
     lengths = {call.call_id: len(call.prompt_ids) + len(call.completion_ids) for call in calls}
     rows: list[dict[str, Any]] = []
     for call in calls:
-        parent = parents.get(call.call_id)
+        parent = graph.parent.get(call.call_id)
         rows.append(
             {
                 "id": call.call_id,
                 "attempt_id": session_id,
                 "number": call.number,
                 "parent_id": parent,
+                "fork": causes.get(call.call_id),
                 "prompt_tokens": len(call.prompt_ids),
+                "sampled_tokens": len(call.completion_ids),
+                "logprob_sum": float(call.logprobs.sum(dtype=np.float64)),
+                "tools": len(call.reply.get("tool_calls") or ()),
                 "context_ids": call.prompt_ids[lengths[parent] if parent else 0 :],
                 "completion_ids": call.completion_ids,
                 "logprobs": call.logprobs,
@@ -145,6 +151,7 @@ def _sequence_row(session_id: str, number: int, sequence: TrainingRow) -> dict[s
         "id": sequence.sequence_id,
         "attempt_id": session_id,
         "number": number,
+        "tokens": len(sequence.input_ids),
         "token_ids": sequence.input_ids,
         "logprobs": sequence.logprobs,
         "mask_runs": masked,

@@ -7,7 +7,6 @@ other failure rejects it, and the bus makes it a dead letter at the limit. Run b
 import asyncio
 
 from redis.exceptions import RedisError
-from sqlalchemy.exc import InterfaceError, OperationalError
 
 from evener import log
 from evener.bus import Delivery
@@ -25,12 +24,12 @@ from evener.messages import (
 from evener_orchestrator.context import Context
 from evener_orchestrator.ledger import attempts, scores, steps, versions
 from evener_orchestrator.ledger.conflict import Conflict
+from evener_orchestrator.ledger.faults import is_down
 
 PREFETCH = 16
 PAUSE_S = 1.0
 """After a failure, so that the deliveries before a dead letter span seconds and not milliseconds."""
 
-DOWN = (OSError, RedisError, OperationalError, InterfaceError)
 _log = log.get("orchestrator")
 
 
@@ -50,12 +49,12 @@ async def settle(context: Context, delivery: Delivery) -> None:
     except (Conflict, InputError) as refusal:  # InputError: about a rollout or policy that this ledger never had
         context.refused[name] += 1
         _log.info("refused", message=name, reason=str(refusal))
-    except DOWN as error:
-        _log.warning("store_down", message=name, error=str(error))
-        await asyncio.sleep(PAUSE_S)
-        await delivery.hand_back()
-        return
     except Exception as error:  # noqa: BLE001 - a supervisor: one bad message must not stop the ledger
+        if isinstance(error, RedisError) or is_down(error):
+            _log.warning("store_down", message=name, error=str(error))
+            await asyncio.sleep(PAUSE_S)
+            await delivery.hand_back()
+            return
         _log.error("event_failed", message=name, message_id=message.message_id, exc_info=error)
         await asyncio.sleep(PAUSE_S)
         await delivery.reject(f"{type(error).__name__}: {error}")
@@ -65,21 +64,18 @@ async def settle(context: Context, delivery: Delivery) -> None:
 
 async def apply(context: Context, message: Message) -> None:
     """Apply one event. Raises Conflict where it comes too late."""
+    write = context.ledger.write
     match message:
         case RolloutFinished():
             await _rollout_finished(context, message)
         case RolloutScored():
-            async with context.ledger.write() as tx:
-                await scores.record(tx, message)
+            await write(lambda tx: scores.record(tx, message))
         case GroupClosed():
-            async with context.ledger.write() as tx:
-                await steps.group_closed(tx, message)
+            await write(lambda tx: steps.group_closed(tx, message))
         case StepFinished():
-            async with context.ledger.write() as tx:
-                await steps.finished(tx, message)
+            await write(lambda tx: steps.finished(tx, message))
         case PolicyPublished():
-            async with context.ledger.write() as tx:
-                await versions.published(tx, message)
+            await write(lambda tx: versions.published(tx, message))
         case _:
             raise EvenerError("internal", f"{type(message).__name__} is a command, not an event")
 
@@ -89,5 +85,4 @@ async def _rollout_finished(context: Context, message: RolloutFinished) -> None:
     session = session_id(message.rollout_id, message.attempt)
     graded = message.outcome in attempts.GRADED
     archive = await context.archiver.read(session, sealed=message.sealed, graded=graded)
-    async with context.ledger.write() as tx:
-        await attempts.finish(tx, message, archive)
+    await context.ledger.write(lambda tx: attempts.finish(tx, message, archive))

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
+from functools import partial
 
 from sqlalchemy import select
 
@@ -17,6 +18,7 @@ from evener_orchestrator.context import Context
 from evener_orchestrator.ledger.attempts import expire
 from evener_orchestrator.ledger.models import Run
 from evener_orchestrator.ledger.reissue import reissue
+from evener_orchestrator.ledger.wakeup import listen
 from evener_orchestrator.outbox import send
 from evener_orchestrator.release import release
 from evener_orchestrator.states import RunState
@@ -35,11 +37,14 @@ _log = log.get("orchestrator")
 async def run_loops(context: Context) -> None:
     """Run every loop until cancelled."""
     lease_s = context.settings.lease_s
-    await issue_again(context, age_s=0.0)
+    # A bus of this process has forgotten everything; of a broker another orchestrator may have just been told.
+    await issue_again(context, age_s=REISSUE_S if context.settings.amqp_url else 0.0)
     async with asyncio.TaskGroup() as loops:
         loops.create_task(_supervise("events", lambda: consume(context)))
         loops.create_task(_every("planner", lambda: plan(context), 1.0, context.planner))
         loops.create_task(_every("outbox", lambda: drain_outbox(context), 1.0, context.outbox))
+        if not context.ledger.sqlite:
+            loops.create_task(_supervise("wakeup", lambda: listen(context.ledger.reader, context.outbox)))
         loops.create_task(_every("release", lambda: drain_sessions(context), RELEASE_S))
         loops.create_task(_every("reissue", lambda: issue_again(context, age_s=REISSUE_S), REISSUE_S))
         # Leases that ran out while nobody listened get as long as a fresh one: their runners may be alive.
@@ -53,8 +58,7 @@ async def plan(context: Context) -> None:
     async with context.ledger.read() as session:
         runs = (await session.scalars(select(Run.id).where(Run.state == RunState.RUNNING).order_by(Run.id))).all()
     for run_id in runs:
-        async with context.ledger.write() as tx:
-            await planner.advance(tx, run_id)
+        await context.ledger.write(partial(planner.advance, run_id=run_id))
 
 
 async def drain_outbox(context: Context) -> None:
@@ -71,14 +75,12 @@ async def drain_sessions(context: Context) -> None:
 
 async def expire_leases(context: Context) -> None:
     """End the attempts of silent runners."""
-    async with context.ledger.write() as tx:
-        await expire(tx)
+    await context.ledger.write(expire)
 
 
 async def issue_again(context: Context, *, age_s: float) -> None:
     """Issue the commands that had no effect for ``age_s`` seconds."""
-    async with context.ledger.write() as tx:
-        number = await reissue(tx, before=tx.now - timedelta(seconds=age_s))
+    number = await context.ledger.write(lambda tx: reissue(tx, before=tx.now - timedelta(seconds=age_s)))
     if number:
         _log.info("reissued", commands=number)
 

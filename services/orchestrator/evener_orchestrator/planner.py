@@ -13,7 +13,7 @@ from evener_orchestrator.ledger import groups
 from evener_orchestrator.ledger.attempts import queue
 from evener_orchestrator.ledger.endings import end_run, retire
 from evener_orchestrator.ledger.engine import Transaction
-from evener_orchestrator.ledger.locks import lock_run
+from evener_orchestrator.ledger.locks import lock_run, take_turn
 from evener_orchestrator.ledger.models import Group, Rollout, Run, RunTask
 from evener_orchestrator.ledger.versions import latest
 from evener_orchestrator.schedule import pick
@@ -24,7 +24,12 @@ IN_FLIGHT = (GroupState.OPEN, GroupState.CLOSED, GroupState.TRAINING)
 
 
 async def advance(tx: Transaction, run_id: str) -> None:
-    """Plan and dispatch what a run is ready for, or end it."""
+    """Plan and dispatch what a run is ready for, or end it; nothing where another orchestrator is about it.
+
+    The other sees what we would: it reads the run under its lock, which a change takes first.
+    """
+    if not await take_turn(tx, f"plan {run_id}"):
+        return
     run = await lock_run(tx, run_id)
     if run.state is not RunState.RUNNING:
         return

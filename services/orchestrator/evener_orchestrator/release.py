@@ -1,6 +1,7 @@
 """The proxy forgets a session only after the ledger has what it held, and in the end it forgets every one.
 
-Deleting is idempotent and its success is recorded, so that a crash between the two does it again. A session whose runner fell
+Deleting is idempotent and its success is recorded, so that a crash between the two, or a second orchestrator, does it again.
+A session whose runner fell
 silent is sealed first: a zombie's agent samples nothing more. Run by `loops`.
 """
 
@@ -8,7 +9,7 @@ from sqlalchemy import select, update
 
 from evener.errors import EvenerError
 from evener_orchestrator.context import Sessions
-from evener_orchestrator.ledger import Ledger
+from evener_orchestrator.ledger import Ledger, Transaction
 from evener_orchestrator.ledger.models import Attempt
 
 BATCH = 32
@@ -35,6 +36,9 @@ async def release(ledger: Ledger, sessions: Sessions) -> int:
         except EvenerError as error:
             if error.cause not in GONE:
                 raise
-    async with ledger.write() as tx:
-        await tx.session.execute(update(Attempt).where(Attempt.id.in_([name for name, _ in rows])).values(released_at=tx.now))
+    await ledger.write(lambda tx: _record(tx, [name for name, _ in rows]))
     return len(rows)
+
+
+async def _record(tx: Transaction, released: list[str]) -> None:
+    await tx.session.execute(update(Attempt).where(Attempt.id.in_(released)).values(released_at=tx.now))

@@ -25,23 +25,19 @@ class Beat(msgspec.Struct):
 async def claim(session: str, request: Request, shared: Shared) -> Response:
     """Lease a queued attempt to a runner; 409 where it is held, over, or its run is not running."""
     body = await read_json(request, Claim)
-    async with shared.ledger.write() as tx:
-        lease = await attempts.claim(tx, session, runner=body.runner, lease_s=shared.settings.lease_s)
-    return as_json(lease)
+    lease_s = shared.settings.lease_s
+    return as_json(await shared.ledger.write(lambda tx: attempts.claim(tx, session, runner=body.runner, lease_s=lease_s)))
 
 
 @router.post("/heartbeat")
 async def heartbeat(session: str, request: Request, shared: Shared) -> Response:
     """Prolong a lease; the answer says whether to continue, pause or cancel."""
     body = await read_json(request, Beat)
-    async with shared.ledger.write() as tx:
-        answer = await attempts.heartbeat(tx, session, lease=body.lease, lease_s=shared.settings.lease_s)
-    return as_json(answer)
+    lease_s = shared.settings.lease_s
+    return as_json(await shared.ledger.write(lambda tx: attempts.heartbeat(tx, session, lease=body.lease, lease_s=lease_s)))
 
 
 @router.get("/scoring")
 async def scoring(session: str, shared: Shared) -> Response:
     """What a verifier is to score; 409 where the attempt is past scoring."""
-    async with shared.ledger.write() as tx:
-        order = await scores.order(tx, session)
-    return as_json(order)
+    return as_json(await shared.ledger.write(lambda tx: scores.order(tx, session)))

@@ -31,8 +31,7 @@ class Claim(msgspec.Struct):
 async def claim(group: str, request: Request, shared: Shared) -> Response:
     """Hand a closed group to the policy's learner, as MessagePack (`evener.api.GroupOrder`)."""
     body = await read_json(request, Claim)
-    async with shared.ledger.write() as tx:
-        order = await groups.claim(tx, group, epoch=body.epoch)
+    order = await shared.ledger.write(lambda tx: groups.claim(tx, group, epoch=body.epoch))
     if isinstance(order, str):  # the rejection is committed; now refuse
         raise Conflict(order)
     return as_msgpack(order)

@@ -45,18 +45,14 @@ async def upload(request: Request, shared: Shared) -> Response:
 async def claim(policy: str, request: Request, shared: Shared) -> Response:
     """Become the policy's learner; ``null`` where no run trains it now."""
     body = await read_json(request, Claim)
-    async with shared.ledger.write() as tx:
-        lease = await learner.claim(tx, policy, learner=body.learner)
-    return as_json(lease)
+    return as_json(await shared.ledger.write(lambda tx: learner.claim(tx, policy, learner=body.learner)))
 
 
 @router.post("/{policy}/versions")
 async def allot(policy: str, request: Request, shared: Shared) -> Response:
     """The number of the next publication; ``wait_s`` > 0 while an evaluation holds the current one."""
     body = await read_json(request, Allotment)
-    async with shared.ledger.write() as tx:
-        grant = await versions.allot(tx, policy, epoch=body.epoch, step=body.step)
-    return as_json(grant)
+    return as_json(await shared.ledger.write(lambda tx: versions.allot(tx, policy, epoch=body.epoch, step=body.step)))
 
 
 @router.get("")

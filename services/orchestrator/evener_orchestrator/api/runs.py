@@ -1,6 +1,7 @@
 """Runs: submitted, watched, paused, resumed, cancelled."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Response
@@ -10,6 +11,7 @@ from sqlalchemy import select
 from evener.errors import InputError
 from evener.runfile import RunFile, explain
 from evener_orchestrator.api.wire import Shared, as_json
+from evener_orchestrator.context import Context
 from evener_orchestrator.ledger import runs
 from evener_orchestrator.ledger.engine import Transaction
 from evener_orchestrator.ledger.find import find
@@ -51,8 +53,7 @@ async def submit(body: Submission, shared: Shared) -> Response:
         trusted=body.trusted,
         new=body.new,
     )
-    async with shared.ledger.write() as tx:
-        run, resumed = await runs.submit(tx, submission)
+    run, resumed = await shared.ledger.write(lambda tx: runs.submit(tx, submission))
     return as_json({"run_id": run.id, "resumed": resumed, "state": run.state, "policy": run.policy})
 
 
@@ -74,23 +75,23 @@ async def show(run: str, shared: Shared) -> Response:
 @router.post("/{run}/cancel")
 async def cancel(run: str, shared: Shared) -> Response:
     """End a run; what runs is told by its heartbeat."""
-    async with shared.ledger.write() as tx:
-        return as_json(summary(await runs.cancel(tx, await _id(tx, run))))
+    return await _change(shared, run, runs.cancel)
 
 
 @router.post("/{run}/pause")
 async def pause(run: str, shared: Shared) -> Response:
     """Start nothing more of a run."""
-    async with shared.ledger.write() as tx:
-        return as_json(summary(await runs.pause(tx, await _id(tx, run))))
+    return await _change(shared, run, runs.pause)
 
 
 @router.post("/{run}/resume")
 async def resume(run: str, shared: Shared) -> Response:
     """Go on with a paused run."""
-    async with shared.ledger.write() as tx:
-        return as_json(summary(await runs.resume(tx, await _id(tx, run))))
+    return await _change(shared, run, runs.resume)
 
 
-async def _id(tx: Transaction, given: str) -> str:
-    return (await find(tx.session, Run, given)).id
+async def _change(shared: Context, given: str, change: Callable[[Transaction, str], Awaitable[Run]]) -> Response:
+    async def work(tx: Transaction) -> Run:
+        return await change(tx, (await find(tx.session, Run, given)).id)
+
+    return as_json(summary(await shared.ledger.write(work)))

@@ -38,8 +38,9 @@ async def upload(digest: str, request: Request, shared: Shared) -> Response:
         raise InputError("request_invalid", f"task {task.id}: the bundles are not those of {digest}")
     agent = await asyncio.to_thread(shared.blobs.put, "agent", task.agent)
     grader = await asyncio.to_thread(shared.blobs.put, "grader", task.grader)
-    async with shared.ledger.write() as tx:
-        await register(tx, digest=digest, task_id=task.id, family=task.family, agent_bundle=agent, grader_bundle=grader)
+    await shared.ledger.write(
+        lambda tx: register(tx, digest=digest, task_id=task.id, family=task.family, agent_bundle=agent, grader_bundle=grader)
+    )
     return as_json({"task": digest})
 
 

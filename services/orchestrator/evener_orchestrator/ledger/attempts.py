@@ -11,8 +11,7 @@ import secrets
 from datetime import UTC, datetime, timedelta
 
 from msgspec.structs import asdict
-from sqlalchemy import func, insert, select
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import func, select
 
 from evener.api import Budget, HarnessRef, Heartbeat, RolloutLease, Sampling
 from evener.errors import Outcome
@@ -25,7 +24,9 @@ from evener_orchestrator.ledger.endings import dispose
 from evener_orchestrator.ledger.engine import Transaction
 from evener_orchestrator.ledger.groups import close_if_complete
 from evener_orchestrator.ledger.locks import Held, hold
-from evener_orchestrator.ledger.models import Attempt, Call, Group, Rollout, Run, Sequence, SystemText, Task
+from evener_orchestrator.ledger.models import Attempt, Group, Rollout, Run, Task
+from evener_orchestrator.ledger.traces import store
+from evener_orchestrator.ledger.types import storable
 from evener_orchestrator.states import GroupState, RolloutState, RunState, moved
 
 ATTEMPTS = 3
@@ -125,8 +126,8 @@ async def finish(tx: Transaction, message: RolloutFinished, archive: Archive) ->
     rollout.calls = len(archive.calls)
     rollout.sampled_tokens = archive.sampled_tokens
     rollout.version_min, rollout.version_max = archive.version_min, archive.version_max
-    await _store(tx, archive)
-    outcome, cause, detail = message.outcome, message.cause, message.detail
+    await store(tx, archive)
+    outcome, cause, detail = message.outcome, message.cause, storable(message.detail)
     if outcome in GRADED and (fault := _fault(message, archive, held.group.version)):
         outcome, (cause, detail) = Outcome.INFRA_ERROR, fault
     await _settle(tx, held, outcome, cause, detail)
@@ -145,14 +146,23 @@ def _fault(message: RolloutFinished, archive: Archive, pinned: int | None) -> tu
 
 async def expire(tx: Transaction) -> int:
     """End every attempt whose lease ran out; the number of them."""
+    # Runs are locked in one order, so that two orchestrators at this wait for each other and never in a circle.
     lapsed = await tx.session.scalars(
-        select(Attempt.id).where(Attempt.lease_expires_at < tx.now).order_by(Attempt.lease_expires_at).limit(100)
+        select(Attempt.id)
+        .join(Rollout, Rollout.id == Attempt.rollout_id)
+        .where(Attempt.lease_expires_at < tx.now)
+        .order_by(Rollout.run_id, Attempt.id)
+        .limit(100)
     )
-    sessions = lapsed.all()
-    for session in sessions:
+    ended = 0
+    for session in lapsed.all():
         held = await hold(tx, session)
+        expires_at = held.attempt.lease_expires_at
+        if expires_at is None or expires_at >= tx.now:
+            continue  # before the lock was ours, another ended it or its runner spoke
+        ended += 1
         await _settle(tx, held, Outcome.INFRA_ERROR, "lease_expired", f"runner {held.attempt.runner} fell silent")
-    return len(sessions)
+    return ended
 
 
 async def conclude(
@@ -218,17 +228,6 @@ async def _again(tx: Transaction, held: Held, outcome: Outcome, cause: str | Non
     held.rollout.not_before = tx.now + timedelta(seconds=pause)
     tx.note("rollout", run_id=held.run.id, rollout_id=held.rollout.id, state=held.rollout.state, cause=cause)
     return True
-
-
-async def _store(tx: Transaction, archive: Archive) -> None:
-    if archive.texts:
-        dialect = tx.session.get_bind().dialect.name
-        upsert = postgresql.insert if dialect == "postgresql" else sqlite.insert
-        await tx.session.execute(upsert(SystemText).on_conflict_do_nothing(), archive.texts)
-    if archive.calls:
-        await tx.session.execute(insert(Call), archive.calls)
-    if archive.sequences:
-        await tx.session.execute(insert(Sequence), archive.sequences)
 
 
 def _current(held: Held) -> None:

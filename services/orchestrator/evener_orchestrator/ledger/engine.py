@@ -1,18 +1,19 @@
 """One request or message is one transaction: its effects and its outgoing messages commit together or not at all.
 
 SQLite runs in WAL mode with one writer: a transaction of `Ledger.write` begins IMMEDIATE and waits for the one before it.
-On Postgres writers run side by side; a repository function locks the run's row first, so that a run has one writer.
-Time is the database's. Used by every part of the orchestrator.
+On Postgres writers of any number of processes run side by side; a repository function locks the run's row first, so that a run
+has one writer. Time is the database's. Used by every part of the orchestrator.
 """
 
 import asyncio
+import random
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import func, select, type_coerce
 from sqlalchemy.engine import make_url
@@ -20,14 +21,21 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 
 from evener.messages import Message, encode
+from evener_orchestrator.ledger.faults import FAULTS, is_victim
 from evener_orchestrator.ledger.models import Outgoing
 from evener_orchestrator.ledger.sqlite import create_sqlite_engine
-from evener_orchestrator.ledger.types import Timestamp
+from evener_orchestrator.ledger.types import Timestamp, as_json
+from evener_orchestrator.ledger.wakeup import announce
 
 PATIENCE_S = 30.0
 """How long a transaction waits for another process that writes SQLite."""
 
 RETRY_S = 0.05
+
+ATTEMPTS = 5
+"""Times that a transaction is tried which Postgres rolls back for another's sake; each time one of the two gets on."""
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -36,6 +44,7 @@ class Transaction:
 
     session: AsyncSession
     now: datetime
+    postgres: bool
     changes: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     sends: bool = False
 
@@ -61,19 +70,37 @@ class Ledger:
             self.writer = create_sqlite_engine(location, "BEGIN IMMEDIATE", connections=1)
             self.reader = create_sqlite_engine(location, "BEGIN", connections=8)
         else:
-            self.writer = self.reader = create_async_engine(url, pool_size=16, pool_pre_ping=True)
+            location = location.set(drivername="postgresql+asyncpg")
+            self.writer = self.reader = create_async_engine(location, pool_size=16, pool_pre_ping=True, json_serializer=as_json)
         self._write = async_sessionmaker(self.writer, expire_on_commit=False)
         self._read = async_sessionmaker(self.reader, expire_on_commit=False)
         self._turn: AbstractAsyncContextManager[Any] = asyncio.Lock() if self.sqlite else nullcontext()
 
-    @asynccontextmanager
-    async def write(self) -> AsyncGenerator[Transaction]:
-        """A transaction that commits when the block ends, and leaves nothing behind where it raises."""
+    async def write(self, work: Callable[[Transaction], Awaitable[T]]) -> T:
+        """What ``work`` returns, done in one transaction that leaves nothing behind where it raises.
+
+        ``work`` is done again from its beginning where Postgres rolled it back because of another transaction.
+        """
+        for number in range(1, ATTEMPTS + 1):
+            try:
+                transaction, result = await self._once(work)
+            except FAULTS as error:
+                if number == ATTEMPTS or not is_victim(error):
+                    raise
+                await asyncio.sleep(random.uniform(0, RETRY_S * 2**number))  # noqa: S311 - to part two that collided
+            else:
+                self._on_commit(transaction)
+                return result
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    async def _once(self, work: Callable[[Transaction], Awaitable[T]]) -> tuple[Transaction, T]:
         async with self._turn, self._write() as session:
-            transaction = Transaction(session, await self._begin(session))
-            yield transaction
+            transaction = Transaction(session, await self._begin(session), postgres=not self.sqlite)
+            result = await work(transaction)
+            if transaction.sends and transaction.postgres:
+                await announce(session)
             await session.commit()
-        self._on_commit(transaction)
+        return transaction, result
 
     async def _begin(self, session: AsyncSession) -> datetime:
         """Begin with a look at the clock. Another process that writes SQLite is waited for without blocking the loop."""

@@ -5,7 +5,7 @@ On SQLite the transaction itself is that lock. Used by every repository function
 
 from dataclasses import dataclass
 
-from sqlalchemy import Select, select
+from sqlalchemy import Function, Select, func, select
 
 from evener.errors import InputError
 from evener_orchestrator.ledger.engine import Transaction
@@ -53,8 +53,27 @@ async def hold(tx: Transaction, session_id: str) -> Held:
     return Held(attempt, rollout, group, run)
 
 
+async def take_turn(tx: Transaction, what: str) -> bool:
+    """Whether ``what`` is this transaction's to do; False where another transaction is at it now."""
+    if not tx.postgres:
+        return True
+    return bool(await tx.session.scalar(select(func.pg_try_advisory_xact_lock(_key(what)))))
+
+
+async def await_turn(tx: Transaction, what: str) -> None:
+    """Wait until no other transaction is at ``what``: for what has no row to lock yet."""
+    if tx.postgres:
+        await tx.session.execute(select(func.pg_advisory_xact_lock(_key(what))))
+
+
+def _key(what: str) -> Function[int]:
+    return func.hashtextextended(what, 0)
+
+
 async def _lock(tx: Transaction, statement: Select[Run], what: str) -> Run:
-    run = (await tx.session.execute(statement.with_for_update())).scalar_one_or_none()
+    # populate_existing: a row that was read before it was locked may have changed meanwhile.
+    locked = statement.with_for_update().execution_options(populate_existing=True)
+    run = (await tx.session.execute(locked)).scalar_one_or_none()
     if run is None:
         raise InputError("not_found", what)
     return run

@@ -1,13 +1,14 @@
 """The tables, by DESIGN's words. The ledger is the only truth: whatever a queue or a cache forgets is found again here.
 
-Ids are UUIDv7 texts, so that the order of ids is the order of time. Comments are stored in the database where it can.
+Ids are UUIDv7 texts, so that the order of ids is the order of time. Comments are stored in the database where it can
+(`migrate`); a column marked `SECRET` is not shown to the role that only reads (`reader`).
 """
 
 from datetime import datetime
 from typing import Any, ClassVar
 
 from numpy.typing import NDArray
-from sqlalchemy import BigInteger, ForeignKey, Index, Integer, MetaData, String, Text
+from sqlalchemy import BigInteger, ForeignKey, Index, Integer, MetaData, String, Text, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeEngine
 
@@ -18,6 +19,9 @@ from evener_orchestrator.states import GroupState, RolloutState, RunState, Versi
 Json = dict[str, Any]
 Runs = list[list[int]]
 """Equal values side by side as ``[start, end, value]`` (half open), or ``[start, end]`` where a mask is 1."""
+
+SECRET = {"secret": True}
+FORKED = text("fork IS NOT NULL")
 
 
 class Base(DeclarativeBase):
@@ -49,22 +53,24 @@ class Run(Base):
     __tablename__ = "runs"
     __table_args__ = ({"comment": "One campaign; each trains or evaluates one policy"},)
 
-    id: Mapped[str] = mapped_column(String(36), primary_key=True)
+    id: Mapped[str] = mapped_column(String(36), primary_key=True, comment="UUIDv7")
     name: Mapped[str] = mapped_column(String(64), index=True, comment="of the run file; the newest run of a name is resumed")
     kind: Mapped[str] = mapped_column(String(8), comment="train or eval")
-    state: Mapped[RunState]
+    state: Mapped[RunState] = mapped_column(comment="running, paused, done, failed or cancelled")
     policy: Mapped[str] = mapped_column(String(80), unique=True, comment="the run's name; a later run of the name has a number")
     file: Mapped[Json] = mapped_column(comment="the run file")
     trusted: Mapped[bool] = mapped_column(comment="the tasks are the user's own")
-    prompt_mode: Mapped[str] = mapped_column(String(8), default="render")
+    prompt_mode: Mapped[str] = mapped_column(
+        String(8), default="render", comment="render or token_in, as resolved at submission"
+    )
     step: Mapped[int] = mapped_column(default=0, comment="the last optimizer step recorded")
     evaluating: Mapped[int | None] = mapped_column(comment="the policy version under evaluation")
     evaluated_step: Mapped[int] = mapped_column(default=-1, comment="step of the last version whose evaluation was planned")
     epoch: Mapped[int] = mapped_column(default=0, comment="of the learner that may speak")
-    learner: Mapped[str | None] = mapped_column(String(128))
+    learner: Mapped[str | None] = mapped_column(String(128), comment="name of the learner that may speak")
     reason: Mapped[str] = mapped_column(Text, default="", comment="why it failed or was cancelled")
-    created_at: Mapped[datetime]
-    ended_at: Mapped[datetime | None]
+    created_at: Mapped[datetime] = mapped_column(comment="when it was submitted")
+    ended_at: Mapped[datetime | None] = mapped_column(comment="when it was done, failed or cancelled")
 
 
 class Task(Base):
@@ -73,12 +79,12 @@ class Task(Base):
     __tablename__ = "tasks"
     __table_args__ = ({"comment": "Tasks by the digest of both bundles"},)
 
-    digest: Mapped[str] = mapped_column(String(71), primary_key=True)
+    digest: Mapped[str] = mapped_column(String(71), primary_key=True, comment="sha256 over both bundles")
     task_id: Mapped[str] = mapped_column(String(255), index=True, comment="the directory's name")
     family: Mapped[str] = mapped_column(String(255), comment="metadata.category of task.toml")
     agent_bundle: Mapped[str] = mapped_column(String(71), comment="blob in area agent")
     grader_bundle: Mapped[str] = mapped_column(String(71), comment="blob in area grader")
-    created_at: Mapped[datetime]
+    created_at: Mapped[datetime] = mapped_column(comment="when it was first uploaded")
 
 
 class RunTask(Base):
@@ -87,10 +93,10 @@ class RunTask(Base):
     __tablename__ = "run_tasks"
     __table_args__ = ({"comment": "The tasks of a run, in order"},)
 
-    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"), primary_key=True)
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"), primary_key=True, comment="the run")
     purpose: Mapped[str] = mapped_column(String(8), primary_key=True, comment="train or eval")
-    position: Mapped[int] = mapped_column(primary_key=True)
-    task_digest: Mapped[str] = mapped_column(ForeignKey("tasks.digest"))
+    position: Mapped[int] = mapped_column(primary_key=True, comment="0, 1, ... within run and purpose")
+    task_digest: Mapped[str] = mapped_column(ForeignKey("tasks.digest"), comment="the task")
 
 
 class Group(Base):
@@ -99,22 +105,24 @@ class Group(Base):
     __tablename__ = "groups"
     __table_args__ = (Index(None, "run_id", "purpose", "state"), {"comment": "The unit of GRPO: one task, one harness"})
 
-    id: Mapped[str] = mapped_column(String(36), primary_key=True)
-    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"))
-    task_digest: Mapped[str] = mapped_column(ForeignKey("tasks.digest"))
-    harness: Mapped[str] = mapped_column(String(64))
-    profile: Mapped[str] = mapped_column(String(64))
+    id: Mapped[str] = mapped_column(String(36), primary_key=True, comment="UUIDv7")
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"), comment="the run it belongs to")
+    task_digest: Mapped[str] = mapped_column(ForeignKey("tasks.digest"), comment="its one task")
+    harness: Mapped[str] = mapped_column(String(64), comment="the coding agent")
+    profile: Mapped[str] = mapped_column(String(64), comment="a way to start the harness")
     purpose: Mapped[str] = mapped_column(String(8), comment="train or eval")
     version: Mapped[int | None] = mapped_column(comment="the pinned policy version of an evaluation")
     number: Mapped[int] = mapped_column(comment="0, 1, ... within run and purpose")
-    size: Mapped[int]
-    state: Mapped[GroupState]
+    size: Mapped[int] = mapped_column(comment="how many rollouts it has")
+    state: Mapped[GroupState] = mapped_column(
+        comment="open, closed, training, trained, skipped or rejected; an evaluation's group ends closed"
+    )
     reason: Mapped[str] = mapped_column(Text, default="", comment="why it was skipped or rejected")
     step: Mapped[int | None] = mapped_column(comment="the step that trained it")
     staleness: Mapped[int | None] = mapped_column(comment="the learner's version minus the oldest that sampled a trained token")
     issued_at: Mapped[datetime | None] = mapped_column(comment="when its command was last sent")
-    created_at: Mapped[datetime]
-    closed_at: Mapped[datetime | None]
+    created_at: Mapped[datetime] = mapped_column(comment="when it was planned")
+    closed_at: Mapped[datetime | None] = mapped_column(comment="when its last rollout had its outcome")
     disposed_at: Mapped[datetime | None] = mapped_column(comment="when it was trained, skipped or rejected")
 
 
@@ -124,25 +132,25 @@ class Rollout(Base):
     __tablename__ = "rollouts"
     __table_args__ = (Index(None, "run_id", "state"), {"comment": "One agent episode; a retry is a new attempt of it"})
 
-    id: Mapped[str] = mapped_column(String(36), primary_key=True)
-    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"))
-    group_id: Mapped[str] = mapped_column(ForeignKey("groups.id"), index=True)
+    id: Mapped[str] = mapped_column(String(36), primary_key=True, comment="UUIDv7")
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"), comment="the run it belongs to")
+    group_id: Mapped[str] = mapped_column(ForeignKey("groups.id"), index=True, comment="the group it belongs to")
     number: Mapped[int] = mapped_column(comment="0, 1, ... within the group")
-    state: Mapped[RolloutState]
+    state: Mapped[RolloutState] = mapped_column(comment="planned, queued, running, ended, archived or scored")
     attempt: Mapped[int] = mapped_column(default=0, comment="the current attempt; 0: none yet")
     not_before: Mapped[datetime | None] = mapped_column(comment="back-off of the next attempt")
     outcome: Mapped[Outcome | None] = mapped_column(comment="of its last attempt; null until nothing more can happen")
     cause: Mapped[str | None] = mapped_column(String(64), comment="name of the fault")
-    detail: Mapped[str] = mapped_column(Text, default="")
+    detail: Mapped[str] = mapped_column(Text, default="", comment="what the fault said")
     score: Mapped[float | None] = mapped_column(comment="what the verifier measured, in [0, 1]")
     reward: Mapped[float | None] = mapped_column(comment="what the learner trains on")
     calls: Mapped[int | None] = mapped_column(comment="committed calls")
-    sampled_tokens: Mapped[int | None]
+    sampled_tokens: Mapped[int | None] = mapped_column(comment="tokens that the policy sampled in all its calls")
     version_min: Mapped[int | None] = mapped_column(comment="the oldest policy version that sampled a token")
-    version_max: Mapped[int | None]
+    version_max: Mapped[int | None] = mapped_column(comment="the newest policy version that sampled a token")
     scorings: Mapped[int] = mapped_column(default=0, comment="how often its scoring failed through a fault of ours")
     issued_at: Mapped[datetime | None] = mapped_column(comment="when the command it waits on was last sent")
-    created_at: Mapped[datetime]
+    created_at: Mapped[datetime] = mapped_column(comment="when it was planned")
     ended_at: Mapped[datetime | None] = mapped_column(comment="when its outcome was recorded")
 
 
@@ -152,23 +160,23 @@ class Attempt(Base):
     __tablename__ = "attempts"
     __table_args__ = ({"comment": "One try at a rollout; the id is the proxy's session"},)
 
-    id: Mapped[str] = mapped_column(String(48), primary_key=True)
-    rollout_id: Mapped[str] = mapped_column(ForeignKey("rollouts.id"), index=True)
+    id: Mapped[str] = mapped_column(String(48), primary_key=True, comment="the session: {rollout_id}.{number}")
+    rollout_id: Mapped[str] = mapped_column(ForeignKey("rollouts.id"), index=True, comment="the rollout it is a try at")
     number: Mapped[int] = mapped_column(comment="1, 2, ...")
-    runner: Mapped[str | None] = mapped_column(String(128))
-    lease_hash: Mapped[str | None] = mapped_column(String(64), comment="sha256 of the lease, a secret")
+    runner: Mapped[str | None] = mapped_column(String(128), comment="name of the runner that claimed it")
+    lease_hash: Mapped[str | None] = mapped_column(String(64), comment="sha256 of the lease", info=SECRET)
     lease_expires_at: Mapped[datetime | None] = mapped_column(index=True, comment="null where nobody holds it")
-    outcome: Mapped[Outcome | None]
-    cause: Mapped[str | None] = mapped_column(String(64))
-    detail: Mapped[str] = mapped_column(Text, default="")
-    exit_code: Mapped[int | None]
-    sandbox: Mapped[str] = mapped_column(String(32), default="")
-    harness_version: Mapped[str] = mapped_column(String(64), default="")
+    outcome: Mapped[Outcome | None] = mapped_column(comment="why it ended")
+    cause: Mapped[str | None] = mapped_column(String(64), comment="name of the fault")
+    detail: Mapped[str] = mapped_column(Text, default="", comment="what the fault said")
+    exit_code: Mapped[int | None] = mapped_column(comment="the agent's")
+    sandbox: Mapped[str] = mapped_column(String(32), default="", comment="kind of sandbox it ran in")
+    harness_version: Mapped[str] = mapped_column(String(64), default="", comment="of the agent, as it says itself")
     snapshot: Mapped[str | None] = mapped_column(String(71), comment="blob in area snapshots")
     logs: Mapped[str | None] = mapped_column(String(71), comment="blob in area logs")
     sealed: Mapped[Json | None] = mapped_column(comment="what the proxy counted at the seal")
-    created_at: Mapped[datetime]
-    claimed_at: Mapped[datetime | None]
+    created_at: Mapped[datetime] = mapped_column(comment="when it was queued")
+    claimed_at: Mapped[datetime | None] = mapped_column(comment="when a runner claimed it")
     started_at: Mapped[datetime | None] = mapped_column(comment="the runner's clock")
     ended_at: Mapped[datetime | None] = mapped_column(comment="the ledger's clock")
     released_at: Mapped[datetime | None] = mapped_column(comment="when the proxy forgot its session")
@@ -180,37 +188,50 @@ class SystemText(Base):
     __tablename__ = "texts"
     __table_args__ = ({"comment": "System texts and tool lists that calls name by digest"},)
 
-    digest: Mapped[str] = mapped_column(String(80), primary_key=True)
-    body: Mapped[str] = mapped_column(Text)
+    digest: Mapped[str] = mapped_column(String(80), primary_key=True, comment="named by calls.request")
+    body: Mapped[str] = mapped_column(Text, comment="the text, or the tool list as JSON")
 
 
 class Call(Base):
     """One model request and its reply."""
 
     __tablename__ = "calls"
-    __table_args__ = ({"comment": "One model request of an agent and its reply"},)
+    __table_args__ = (
+        # What is asked of all calls at once, without their wide rows.
+        Index("ix_calls_measures", "attempt_id", "tools", "sampled_tokens", "logprob_sum"),
+        Index("ix_calls_forks", "attempt_id", postgresql_where=FORKED, sqlite_where=FORKED),
+        {"comment": "One model request of an agent and its reply"},
+    )
 
-    id: Mapped[str] = mapped_column(String(64), primary_key=True)
-    attempt_id: Mapped[str] = mapped_column(ForeignKey("attempts.id"), index=True)
-    number: Mapped[int]
+    id: Mapped[str] = mapped_column(String(64), primary_key=True, comment="UUIDv7")
+    attempt_id: Mapped[str] = mapped_column(ForeignKey("attempts.id"), comment="the attempt it belongs to")
+    number: Mapped[int] = mapped_column(comment="1, 2, ... in order of arrival")
     parent_id: Mapped[str | None] = mapped_column(
         String(64), comment="the call whose prompt and completion is the longest token prefix of this prompt"
     )
+    fork: Mapped[str | None] = mapped_column(
+        String(16), comment="why it left its trace's line: repeated, rewritten, other_prompt, restarted or branched"
+    )
     prompt_tokens: Mapped[int] = mapped_column(comment="length of the whole prompt")
+    sampled_tokens: Mapped[int] = mapped_column(comment="length of the completion")
+    logprob_sum: Mapped[float] = mapped_column(comment="of the completion: the sum of logprobs")
+    tools: Mapped[int] = mapped_column(comment="how many tools the reply calls")
     context_ids: Mapped[NDArray[Any]] = mapped_column(Tokens(), comment="the prompt after the parent's prompt and completion")
-    completion_ids: Mapped[NDArray[Any]] = mapped_column(Tokens())
+    completion_ids: Mapped[NDArray[Any]] = mapped_column(Tokens(), comment="the tokens the policy sampled")
     logprobs: Mapped[NDArray[Any]] = mapped_column(Tokens(real=True), comment="of the completion")
     version_runs: Mapped[Runs] = mapped_column(comment="[start, end, version] over the completion")
-    version_dispatch: Mapped[int]
-    version_completion: Mapped[int]
-    request: Mapped[Json]
-    reply: Mapped[Json]
-    dialect: Mapped[str] = mapped_column(String(16))
+    version_dispatch: Mapped[int] = mapped_column(comment="policy version when it was sent to the engine")
+    version_completion: Mapped[int] = mapped_column(comment="policy version when the engine answered")
+    request: Mapped[Json] = mapped_column(
+        comment="digests of system texts and tools, the new messages, asked and used sampling"
+    )
+    reply: Mapped[Json] = mapped_column(comment="the canonical reply, with the ids we minted")
+    dialect: Mapped[str] = mapped_column(String(16), comment="chat, responses, anthropic or gemini")
     delivered: Mapped[str] = mapped_column(String(8), comment="yes, no or unknown")
     level: Mapped[str] = mapped_column(String(8), comment="tokens or text")
-    engine: Mapped[str] = mapped_column(String(255))
-    started_at: Mapped[datetime]
-    ended_at: Mapped[datetime]
+    engine: Mapped[str] = mapped_column(String(255), comment="which engine answered")
+    started_at: Mapped[datetime] = mapped_column(comment="when the request came")
+    ended_at: Mapped[datetime] = mapped_column(comment="when the reply was complete")
 
 
 class Sequence(Base):
@@ -219,16 +240,17 @@ class Sequence(Base):
     __tablename__ = "sequences"
     __table_args__ = ({"comment": "Training rows; all arrays are equally long"},)
 
-    id: Mapped[str] = mapped_column(String(64), primary_key=True)
-    attempt_id: Mapped[str] = mapped_column(ForeignKey("attempts.id"), index=True)
-    number: Mapped[int]
-    token_ids: Mapped[NDArray[Any]] = mapped_column(Tokens())
+    id: Mapped[str] = mapped_column(String(64), primary_key=True, comment="the id of the call it ends with")
+    attempt_id: Mapped[str] = mapped_column(ForeignKey("attempts.id"), index=True, comment="the attempt it belongs to")
+    number: Mapped[int] = mapped_column(comment="0, 1, ... within the attempt")
+    tokens: Mapped[int] = mapped_column(comment="length of the arrays")
+    token_ids: Mapped[NDArray[Any]] = mapped_column(Tokens(), comment="prompt and completion of every call of one branch")
     logprobs: Mapped[NDArray[Any]] = mapped_column(Tokens(real=True), comment="0 where the mask is 0")
     mask_runs: Mapped[Runs] = mapped_column(comment="[start, end] where the loss mask is 1")
     version_runs: Mapped[Runs] = mapped_column(comment="[start, end, version] where the loss mask is 1")
     spans: Mapped[list[Json]] = mapped_column(comment="provenance: start, end, call_id, kind")
     trained_tokens: Mapped[int] = mapped_column(comment="sum of the mask")
-    digest: Mapped[str] = mapped_column(String(80))
+    digest: Mapped[str] = mapped_column(String(80), comment="sha256 over ids, mask, log-probabilities and versions")
 
 
 class Score(Base):
@@ -237,15 +259,17 @@ class Score(Base):
     __tablename__ = "scores"
     __table_args__ = ({"comment": "What the verifier measured"},)
 
-    attempt_id: Mapped[str] = mapped_column(ForeignKey("attempts.id"), primary_key=True)
-    rollout_id: Mapped[str] = mapped_column(ForeignKey("rollouts.id"), index=True)
+    attempt_id: Mapped[str] = mapped_column(
+        ForeignKey("attempts.id"), primary_key=True, comment="the attempt that left the snapshot"
+    )
+    rollout_id: Mapped[str] = mapped_column(ForeignKey("rollouts.id"), index=True, comment="its rollout")
     score: Mapped[float | None] = mapped_column(comment="the task's own reward; null where a fault prevented it")
     scores: Mapped[Json] = mapped_column(comment="every named score")
-    evidence: Mapped[Json]
-    cause: Mapped[str | None] = mapped_column(String(64))
-    detail: Mapped[str] = mapped_column(Text, default="")
-    seconds: Mapped[float]
-    created_at: Mapped[datetime]
+    evidence: Mapped[Json] = mapped_column(comment="what the verifier saw")
+    cause: Mapped[str | None] = mapped_column(String(64), comment="name of the fault that prevented a score")
+    detail: Mapped[str] = mapped_column(Text, default="", comment="what the fault said")
+    seconds: Mapped[float] = mapped_column(comment="how long the scoring took")
+    created_at: Mapped[datetime] = mapped_column(comment="when it was recorded")
 
 
 class PolicyVersion(Base):
@@ -254,14 +278,14 @@ class PolicyVersion(Base):
     __tablename__ = "policies"
     __table_args__ = ({"comment": "Policy versions; a number is never used again"},)
 
-    policy: Mapped[str] = mapped_column(ForeignKey("runs.policy"), primary_key=True)
-    version: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    state: Mapped[VersionState]
+    policy: Mapped[str] = mapped_column(ForeignKey("runs.policy"), primary_key=True, comment="the policy's name")
+    version: Mapped[int] = mapped_column(primary_key=True, autoincrement=False, comment="1, 2, ...; 1 is the start policy")
+    state: Mapped[VersionState] = mapped_column(comment="allotted, published or lost (it died with its learner)")
     epoch: Mapped[int] = mapped_column(comment="of the learner it was allotted to; 0: the start policy")
     step: Mapped[int] = mapped_column(comment="the step whose weights it is")
     weights: Mapped[str | None] = mapped_column(String(71), comment="blob in area weights")
-    allotted_at: Mapped[datetime]
-    published_at: Mapped[datetime | None]
+    allotted_at: Mapped[datetime] = mapped_column(comment="when the number was given")
+    published_at: Mapped[datetime | None] = mapped_column(comment="when the engines had it")
 
 
 class Step(Base):
@@ -270,17 +294,17 @@ class Step(Base):
     __tablename__ = "steps"
     __table_args__ = ({"comment": "Optimizer steps; the groups of a step name it"},)
 
-    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"), primary_key=True)
-    step: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    epoch: Mapped[int]
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"), primary_key=True, comment="the run")
+    step: Mapped[int] = mapped_column(primary_key=True, autoincrement=False, comment="1, 2, ...")
+    epoch: Mapped[int] = mapped_column(comment="of the learner that made it")
     version: Mapped[int] = mapped_column(comment="allotted to the weights after this step")
     groups: Mapped[int] = mapped_column(comment="how many groups it trained")
-    metrics: Mapped[Json]
-    staleness_mean: Mapped[float | None]
-    staleness_max: Mapped[int | None]
+    metrics: Mapped[Json] = mapped_column(comment="what the trainer reported")
+    staleness_mean: Mapped[float | None] = mapped_column(comment="mean staleness of its groups")
+    staleness_max: Mapped[int | None] = mapped_column(comment="greatest staleness of its groups")
     checkpoint: Mapped[str | None] = mapped_column(String(255), comment="what resumes after this step")
-    seconds: Mapped[float]
-    created_at: Mapped[datetime]
+    seconds: Mapped[float] = mapped_column(comment="how long it took")
+    created_at: Mapped[datetime] = mapped_column(comment="when it was recorded")
 
 
 class Outgoing(Base):
@@ -289,6 +313,6 @@ class Outgoing(Base):
     __tablename__ = "outbox"
     __table_args__ = ({"comment": "Messages written with their cause, deleted when the bus has them"},)
 
-    id: Mapped[int] = mapped_column(BigInteger().with_variant(Integer, "sqlite"), primary_key=True)
-    body: Mapped[str] = mapped_column(Text)
-    priority: Mapped[int] = mapped_column(default=0)
+    id: Mapped[int] = mapped_column(BigInteger().with_variant(Integer, "sqlite"), primary_key=True, comment="order of decision")
+    body: Mapped[str] = mapped_column(Text, comment="the message as JSON")
+    priority: Mapped[int] = mapped_column(default=0, comment="0 to 9, greater goes first")

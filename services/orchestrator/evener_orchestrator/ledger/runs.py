@@ -15,7 +15,7 @@ from evener.runfile import RunFile
 from evener_orchestrator.ledger.conflict import Conflict
 from evener_orchestrator.ledger.endings import end_run
 from evener_orchestrator.ledger.engine import Transaction
-from evener_orchestrator.ledger.locks import lock_run
+from evener_orchestrator.ledger.locks import await_turn, lock_run
 from evener_orchestrator.ledger.models import PolicyVersion, Run, RunTask, Task
 from evener_orchestrator.ledger.reissue import reissue
 from evener_orchestrator.states import RunState, VersionState, moved
@@ -44,6 +44,7 @@ class Submission:
 async def submit(tx: Transaction, submission: Submission) -> tuple[Run, bool]:
     """The run of this name and whether it existed. Raises Conflict where the content differs, InputError where it is bad."""
     tasks = await _tasks(tx, submission)
+    await await_turn(tx, f"submit {submission.file.name}")
     earlier = (
         await tx.session.scalars(
             select(Run).where(Run.name == submission.file.name).order_by(Run.id.desc()).limit(1).with_for_update()

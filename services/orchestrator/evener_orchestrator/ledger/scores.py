@@ -16,6 +16,7 @@ from evener_orchestrator.ledger.endings import dispose
 from evener_orchestrator.ledger.engine import Transaction
 from evener_orchestrator.ledger.locks import Held, hold
 from evener_orchestrator.ledger.models import Score, Task
+from evener_orchestrator.ledger.types import storable
 from evener_orchestrator.reward import reward
 from evener_orchestrator.states import GroupState, RolloutState, moved
 
@@ -45,6 +46,7 @@ async def record(tx: Transaction, message: RolloutScored) -> None:
     held = await hold(tx, session)
     _awaiting(held, session)
     cause, detail = _fault(message)
+    detail = storable(detail)
     if cause is None:
         await _grade(tx, held, message)
     elif CAUSES[cause].boundary is Boundary.TASK:

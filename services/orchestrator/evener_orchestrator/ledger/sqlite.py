@@ -13,6 +13,8 @@ from sqlalchemy.dialects import registry
 from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
+from evener_orchestrator.ledger.types import as_json
+
 BUSY_MS = 100
 """How long a statement may wait, and the event loop with it, for another process that writes (a person's shell)."""
 
@@ -49,6 +51,7 @@ def create_sqlite_engine(url: URL, begin: str, *, connections: int) -> AsyncEngi
         url.set(drivername="sqlite+inloop"),
         pool_size=connections,
         max_overflow=0,
+        json_serializer=as_json,
         connect_args={"factory": _Connection, "timeout": BUSY_MS / 1000},
     )
 

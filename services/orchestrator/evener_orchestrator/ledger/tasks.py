@@ -8,7 +8,7 @@ from evener_orchestrator.ledger.models import Task
 
 async def register(tx: Transaction, *, digest: str, task_id: str, family: str, agent_bundle: str, grader_bundle: str) -> None:
     """Record a task whose bundles are stored; content that is known keeps its first name."""
-    upsert = postgresql.insert if tx.session.get_bind().dialect.name == "postgresql" else sqlite.insert
+    upsert = postgresql.insert if tx.postgres else sqlite.insert
     row = {
         "digest": digest,
         "task_id": task_id,

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import ARRAY, JSON, REAL, DateTime, Dialect, Integer, LargeBinary, String, TypeDecorator
@@ -17,6 +18,29 @@ E = TypeVar("E", bound=StrEnum)
 
 Document = JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
 """A JSON document."""
+
+
+def storable(text: str) -> str:
+    """A text without NUL, which Postgres has in no text and no JSON: it becomes U+FFFD, on SQLite as well."""
+    return text.replace("\0", "\ufffd")
+
+
+def as_json(value: Any) -> str:
+    """A document as JSON that both databases take; what is not a number becomes null."""
+    text = msgspec.json.encode(value).decode()
+    return text if "\\u0000" not in text else msgspec.json.encode(_storable(value)).decode()
+
+
+def _storable(value: Any) -> Any:
+    match value:
+        case str():
+            return storable(value)
+        case dict():
+            return {storable(key): _storable(inner) for key, inner in value.items()}
+        case list() | tuple():
+            return [_storable(inner) for inner in value]
+        case _:
+            return value
 
 
 class Timestamp(TypeDecorator[datetime]):
@@ -75,15 +99,16 @@ class Tokens(TypeDecorator[NDArray[Any]]):
         """Bytes or a list."""
         if value is None:
             return None
-        array = np.asarray(value, dtype=self._dtype)
+        array = np.asarray(value, dtype=self.dtype)
         return array.tobytes() if dialect.name == "sqlite" else array.tolist()
 
     def process_result_value(self, value: Any, dialect: Dialect) -> NDArray[Any] | None:
         """A read-only array."""
         if value is None:
             return None
-        return np.frombuffer(value, dtype=self._dtype) if dialect.name == "sqlite" else np.asarray(value, dtype=self._dtype)
+        return np.frombuffer(value, dtype=self.dtype) if dialect.name == "sqlite" else np.asarray(value, dtype=self.dtype)
 
     @property
-    def _dtype(self) -> str:
+    def dtype(self) -> str:
+        """The numpy type of an element."""
         return "<f4" if self.real else "<i4"

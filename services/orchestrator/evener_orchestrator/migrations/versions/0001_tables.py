@@ -1,10 +1,9 @@
-"""Every table and view of the first version."""
+"""Every table of the first version."""
 
 import sqlalchemy as sa
 from alembic import op
 
 from evener_orchestrator.ledger.types import Document, Timestamp, Tokens
-from evener_orchestrator.views import VIEWS, create_views
 
 revision = "0001"
 down_revision = None
@@ -31,14 +30,10 @@ TABLES = [
 def upgrade() -> None:
     """Create everything."""
     _create_tables()
-    for statement in create_views(op.get_bind().dialect.name):
-        op.execute(sa.text(statement.replace(":", r"\:")))
 
 
 def downgrade() -> None:
     """Drop everything."""
-    for view in [*VIEWS, "tool_calls"]:
-        op.execute(f"DROP VIEW {view}")
     for table in TABLES:
         op.drop_table(table)
 
