@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
 import typer
+from msgspec.structs import asdict
 
 from evener import log, settings
 from evener.api import ApiClient, Refused
 from evener.blobs import Blobs
+from evener.catalogue import CATALOGUE
 from evener.cli import dead, embedded, sql
 from evener.cli import doctor as doctor_
 from evener.cli import run as run_
@@ -290,19 +292,17 @@ def tasks_show(folder: Annotated[Path, typer.Argument(help="A task directory.")]
 
 @harnesses.command("ls")
 def harnesses_ls(as_json: Json = False) -> None:
-    """The harnesses that Evener can run."""
+    """The harnesses that a run file may name: those of EVENER_URL, else of this version, with what is installed here."""
     here = settings.load()
-    rows = [
-        {
-            "name": name,
-            "version": harness.version,
-            "dialect": harness.dialect,
-            "profiles": ", ".join(harness.profiles),
-            "installed": embedded.harness_installed(here, name),
-        }
-        for name, harness in embedded.harnesses().items()
-    ]
-    print_json(rows) if as_json else print_table(rows, ["name", "version", "dialect", "profiles", "installed"])
+    if here.url:
+        rows: list[dict[str, Any]] = _read(lambda api: api.get("/v1/harnesses"))
+    else:
+        rows = [asdict(listing) | {"installed": embedded.harness_installed(here, name)} for name, listing in CATALOGUE.items()]
+    if as_json:
+        print_json(rows)
+        return
+    columns = ["name", "version", "dialect", "profiles"] + ([] if here.url else ["installed"])
+    print_table([row | {"profiles": ", ".join(row["profiles"])} for row in rows], columns)
 
 
 @harnesses.command("install")

@@ -105,7 +105,9 @@ async def test_a_rollout_can_be_looked_at(world, http):
     http.headers["Authorization"] = f"Bearer {TOKEN}"
     assert await (await http.get(f"/v1/rollouts/{suffix}/logs")).read() == b"hello\n"
     assert await (await http.get(f"/v1/rollouts/{suffix}/snapshot")).read() == b"workspace"
-    (row,) = await world.api.get("/v1/harnesses")
+    (pi,) = [each for each in await world.api.get("/v1/harnesses") if each["name"] == "pi"]
+    assert pi == {"name": "pi", "dialect": "chat", "version": "1.6.0", "profiles": ["default", "minimal"]}
+    (row,) = await world.api.get("/v1/harnesses/matrix")
     assert (row["harness"], row["n"], row["pass_at_1"]) == ("pi", 2, 0.5)
     versions = await world.api.get("/v1/policies")
     assert [(each["version"], each["state"]) for each in versions] == [(2, "published"), (1, "published")]

@@ -36,7 +36,7 @@ async def test_a_run_on_postgres_ends_done_and_its_arrays_can_be_queried(fresh_d
         state = await world.until_over()
     assert state["state"] == "done"
     assert state["rollouts"]["done"] == state["rollouts"]["total"]
-    (row, *_) = await world.api.get("/v1/harnesses")
+    (row, *_) = await world.api.get("/v1/harnesses/matrix")
     assert (row["n"], row["pass_at_1"]) == (4, 0.5)
     async with world.context.ledger.read() as session:
         connection = await session.connection()

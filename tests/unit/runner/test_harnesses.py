@@ -4,6 +4,7 @@ import json
 import pytest
 
 from evener.api import HarnessRef
+from evener.catalogue import CATALOGUE, Listing
 from evener.errors import InfraError
 from evener_runner.harnesses import HARNESSES, Access, find
 from evener_runner.install import make_once
@@ -19,6 +20,13 @@ def test_entries_keep_the_key_out_of_arguments_and_environment(harness):
         assert not any("secret" in word for word in harness.argv(profile, ACCESS))
         assert harness.argv(profile, ACCESS)[0].startswith(harness.prefix + "/")
     assert not any("secret" in value for value in harness.env.values())
+
+
+def test_the_runner_runs_what_the_catalogue_lists():
+    assert list(HARNESSES) == list(CATALOGUE)
+    for name, listing in CATALOGUE.items():
+        harness = HARNESSES[name]
+        assert listing == Listing(name=name, dialect=harness.dialect, version=harness.version, profiles=harness.profiles)
 
 
 def test_pi_is_pointed_at_the_proxy():

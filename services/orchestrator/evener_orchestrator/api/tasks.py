@@ -6,6 +6,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 from sqlalchemy import select, text
 
+from evener.catalogue import CATALOGUE
 from evener.errors import InputError
 from evener.tasks import MAX_BUNDLE_BYTES, task_digest
 from evener_orchestrator.api.wire import Shared, as_json, columns, read_limited
@@ -53,7 +54,13 @@ async def listing(shared: Shared, limit: int = 1000) -> Response:
 
 
 @router.get("/harnesses")
-async def harnesses(shared: Shared) -> Response:
+async def harnesses() -> Response:
+    """The catalogue: every harness that a run file may name, with its dialect, pinned version and profiles."""
+    return as_json(list(CATALOGUE.values()))
+
+
+@router.get("/harnesses/matrix")
+async def matrix(shared: Shared) -> Response:
     """How well each harness did, by run and version (the view ``harness_matrix``)."""
     async with shared.ledger.read() as session:
         rows = await session.execute(text("SELECT * FROM harness_matrix ORDER BY run_id, purpose, version, harness"))

@@ -6,9 +6,8 @@ stdin. The key stands in a file that the agent reads, never in its arguments. Re
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
-Dialect = Literal["chat", "responses", "anthropic", "gemini"]
+from evener.catalogue import Dialect
 
 NODE = "/opt/evener/node"
 """Where the sandbox has Node."""

@@ -5,6 +5,7 @@ Measured with 1.6.0: 1.3 to 1.4 CPU-s a rollout of three calls, a first prompt o
 
 import json
 
+from evener import catalogue
 from evener_runner.harnesses.entry import Access, Harness
 
 _MAX_TOKENS = 4096
@@ -31,11 +32,11 @@ def _argv(profile: str, access: Access) -> list[str]:
 
 
 PI = Harness(
-    name="pi",
-    dialect="chat",
+    name=catalogue.PI.name,
+    dialect=catalogue.PI.dialect,
     package="@earendil-works/pi-coding-agent",
-    version="1.6.0",
-    profiles=("default", "minimal"),
+    version=catalogue.PI.version,
+    profiles=catalogue.PI.profiles,
     files=_files,
     env={"PI_OFFLINE": "1", "PI_SKIP_VERSION_CHECK": "1", "PI_TELEMETRY": "0"},
     argv=_argv,
