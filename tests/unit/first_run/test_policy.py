@@ -100,7 +100,7 @@ def test_text_survives_the_tokenizer(tokenizer: PreTrainedTokenizerFast) -> None
     texts = ["naïve – 日本 \t\n\n  x=1", "2026-11-29", RECORDED["system"], json.dumps(RECORDED["tools"])]
     for family in FAMILIES.values():
         texts += ["".join(part.text for part in quiz(rng, family))]
-        texts += ["".join(part.text for part in transcript(rng, draw(rng, family, "warm"), 0.5))]
+        texts += ["".join(part.text for part in transcript(rng, draw(rng, family, "warm"), 0.5, 0.85))]
     for text in texts:
         assert tokenizer.decode(tokenizer(text, add_special_tokens=False).input_ids) == text
 
