@@ -17,6 +17,7 @@ from evener_orchestrator.interval import wilson
 from evener_orchestrator.ledger import Ledger
 from evener_orchestrator.ledger.groups import spread
 from evener_orchestrator.ledger.migrate import migrate
+from evener_orchestrator.ledger.progress import expected_groups
 from evener_orchestrator.reward import reward
 from evener_orchestrator.schedule import pick
 from evener_orchestrator.states import GroupState, IllegalTransition, RolloutState, moved, sources
@@ -123,3 +124,12 @@ async def test_a_writer_waits_for_another_process_without_blocking(tmp_path):
         assert (await writing).tzinfo is not None
     other.close()
     await ledger.close()
+
+
+@pytest.mark.parametrize(
+    ("trained", "skipped", "rejected", "groups"),
+    [(0, 0, 0, 72), (0, 80, 0, 80), (8, 0, 0, 72), (36, 36, 0, 144), (36, 6, 3, 90), (72, 30, 0, 102)],
+)
+def test_groups_that_were_skipped_are_expected_to_be_skipped_again(trained, skipped, rejected, groups):
+    counts = {"open": 2, "trained": trained, "skipped": skipped, "rejected": rejected}
+    assert expected_groups(72, counts) == groups

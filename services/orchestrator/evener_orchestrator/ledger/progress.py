@@ -1,5 +1,6 @@
 """What a screen shows of a run, in a handful of statements. Called by the API."""
 
+import math
 from typing import Any
 
 from sqlalchemy import case, func, select
@@ -37,15 +38,16 @@ async def progress(session: AsyncSession, run: Run) -> dict[str, Any]:
     mean, greatest = stale.one()
     version = await latest(session, run.policy)
     file = RunFile.model_validate(run.file)
+    groups = await _groups(session, run)
     return summary(run) | {
         "harnesses": [harness.name for harness in file.harness],
         "sandboxes": await _sandboxes(session, run),
-        "expected": await _expected(session, run, file),
+        "expected": await _expected(session, run, file, groups["train"]),
         "version": version.version,
         "weights": version.weights,
         "evaluating": run.evaluating,
         "rollouts": await _rollouts(session, run),
-        "groups": await _groups(session, run),
+        "groups": groups,
         "pass1": await _pass1(session, run),
         "staleness": {"mean": None if mean is None else float(mean), "max": greatest},
         "sampled_tokens": await session.scalar(
@@ -73,19 +75,28 @@ async def _sandboxes(session: AsyncSession, run: Run) -> list[str]:
     return sorted(rows)
 
 
-async def _expected(session: AsyncSession, run: Run, file: RunFile) -> int:
-    """How many rollouts the whole run is thought to take: evaluations, and steps without a skipped group."""
+async def _expected(session: AsyncSession, run: Run, file: RunFile, groups: dict[str, int]) -> int:
+    """How many rollouts the whole run is thought to take: evaluations, and groups of which as many are trained as so far."""
     rows = await session.execute(
         select(RunTask.purpose, func.count()).where(RunTask.run_id == run.id).group_by(RunTask.purpose)
     )
     tasks = dict(rows.all())
     if file.train is None:
         return tasks.get("eval", 0) * len(file.harness) * file.rollouts.group_size
-    expected = file.train.steps * file.train.groups_per_step * file.rollouts.group_size
+    expected = expected_groups(file.train.steps * file.train.groups_per_step, groups) * file.rollouts.group_size
     if file.eval is not None:
         between = (file.train.steps - 1) // file.eval.every if file.eval.every else 0
         expected += (2 + between) * tasks.get("eval", 0) * len(file.harness) * file.eval.group_size
     return expected
+
+
+def expected_groups(wanted: int, groups: dict[str, int]) -> int:
+    """Groups that are made until ``wanted`` are trained: a group without signal is skipped, and one more is made for it."""
+    trained = groups[GroupState.TRAINED]
+    disposed = trained + groups[GroupState.SKIPPED] + groups[GroupState.REJECTED]
+    if not trained:
+        return max(wanted, disposed)
+    return disposed + math.ceil((wanted - trained) * disposed / trained)
 
 
 async def _rollouts(session: AsyncSession, run: Run) -> dict[str, Any]:
