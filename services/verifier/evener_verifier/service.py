@@ -16,7 +16,7 @@ from evener.ids import session_id
 from evener.messages import WORKSPACES, RolloutScored, ScoreWorkspace
 from evener.sandbox import cgroups
 from evener.sandbox.folders import reap
-from evener.settings import Settings
+from evener.settings import SandboxKind, Settings
 from evener_verifier.verifier import score
 
 _log = log.get("verifier")
@@ -65,7 +65,7 @@ class _Slot:
 
     def __init__(self, settings: Settings, api: ApiClient, bus: Bus, blobs: Blobs, counts: Counts) -> None:
         self._sandboxes = settings.data / "sandboxes"
-        self._host = settings.sandbox
+        self._host: SandboxKind = settings.sandbox
         self._api = api
         self._bus = bus
         self._blobs = blobs
