@@ -23,6 +23,8 @@ pytestmark = pytest.mark.e2e
 RUN_S = 900.0
 """Longest run; it takes a minute on two idle cores."""
 
+RESTARTED = ("proxy-0", "orchestrator-0", "runner-0", "verifier-0", "engine", "learner")
+
 TRAIN = "[train]\nsteps = 1\ngroups_per_step = 4\nlearning_rate = 1e-3\nmax_staleness = 1"
 
 
@@ -44,24 +46,26 @@ def test_a_run_on_two_of_each(stack: Stack) -> None:
     assert ask(stack, "SELECT count(*) FROM attempts") == ask(stack, "SELECT count(*) FROM rollouts")
 
 
-@pytest.mark.parametrize("name", ["proxy-0", "orchestrator-0", "runner-0", "verifier-0", "learner", "engine"])
-def test_a_service_that_is_stopped_and_started_loses_nothing(stack: Stack, name: str) -> None:
-    service = stack.services[name]
+def test_services_that_are_stopped_and_started_in_turn_lose_nothing(stack: Stack) -> None:
+    def restart_each() -> None:
+        for name in RESTARTED:
+            before = stack.done()
+            service = stack.services[name]
+            started = time.monotonic()
+            assert service.stop() == 0, name
+            assert time.monotonic() - started < 30, name
+            service.start()
+            service.until_ready()
+            until(lambda before=before: stack.done() > before, seconds=RUN_S / 2)
 
-    def again() -> None:
-        started = time.monotonic()
-        assert service.stop() == 0
-        assert time.monotonic() - started < 30
-        service.start()
-        service.until_ready()
-
-    run(stack, amid=again)
-    everything_is_accounted_for(stack)
+    run(stack, steps=4, amid=restart_each)
+    everything_is_accounted_for(stack, steps=4)
 
 
-def run(stack: Stack, amid: Callable[[], None] | None = None) -> None:
-    """Run four groups of four to the end of their step; ``amid`` is called while they are rolled out."""
-    changes = {"eval": "", "train": TRAIN, "rollouts": "[rollouts]\ngroup_size = 4\nconcurrent = 8"}
+def run(stack: Stack, steps: int = 1, amid: Callable[[], None] | None = None) -> None:
+    """Train ``steps`` steps of four groups of four to their end; ``amid`` is called while they are rolled out."""
+    train = TRAIN.replace("steps = 1", f"steps = {steps}")
+    changes = {"eval": "", "train": train, "rollouts": "[rollouts]\ngroup_size = 4\nconcurrent = 8"}
     child = stack.run(run_file(stack.folder, run=TEST_POLICY, **changes))
     deadline = time.monotonic() + RUN_S
     try:
@@ -71,24 +75,25 @@ def run(stack: Stack, amid: Callable[[], None] | None = None) -> None:
             time.sleep(0.2)
         if amid is not None:
             amid()
+            assert child.poll() is None, "the run was over before every service had been stopped"
         code = child.wait(max(1.0, deadline - time.monotonic()))
     finally:
         child.kill()
         child.wait(10)
     assert code == 0, (stack.folder / "run.log").read_text()
     state = json.loads((stack.folder / "run.json").read_text())
-    assert (state["state"], state["step"], state["version"]) == ("done", 1, 2)
-    assert state["groups"]["train"]["trained"] == 4, state["groups"]
+    assert (state["state"], state["step"], state["version"]) == ("done", steps, 1 + steps)
+    assert state["groups"]["train"]["trained"] == 4 * steps, state["groups"]
     assert not list((stack.folder / "of-the-user").glob("*.db")), "an embedded stack was started"
 
 
-def everything_is_accounted_for(stack: Stack) -> None:
+def everything_is_accounted_for(stack: Stack, steps: int = 1) -> None:
     """Every rollout has one outcome, and it is no fault of ours; every call is in the ledger once; nothing is left behind."""
     assert rows(stack, "SELECT * FROM rollouts WHERE outcome IS NULL OR outcome = 'infra_error'") == []
     trained = (
         "SELECT count(*) AS n FROM rollouts JOIN groups ON groups.id = group_id AND groups.state = 'trained' GROUP BY groups.id"
     )
-    assert [row["n"] for row in rows(stack, trained)] == [4] * 4
+    assert [row["n"] for row in rows(stack, trained)] == [4] * (4 * steps)
     assert ask(stack, "SELECT count(*) FROM attempts WHERE ended_at IS NULL") == 0
     until(lambda: ask(stack, "SELECT count(*) FROM attempts WHERE released_at IS NULL") == 0)
     until(lambda: ask(stack, "SELECT count(*) FROM outbox") == 0)
