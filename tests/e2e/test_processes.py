@@ -82,7 +82,9 @@ def run(stack: Stack, steps: int = 1, amid: Callable[[], None] | None = None) ->
         child.wait(10)
     assert code == 0, (stack.folder / "run.log").read_text()
     state = json.loads((stack.folder / "run.json").read_text())
-    assert (state["state"], state["step"], state["version"]) == ("done", steps, 1 + steps)
+    assert (state["state"], state["step"]) == ("done", steps)
+    # A version that was allotted to a learner that was stopped before it could publish it is lost, and the next is greater.
+    assert state["version"] == 1 + steps if amid is None else state["version"] >= 1 + steps
     assert state["groups"]["train"]["trained"] == 4 * steps, state["groups"]
     assert not list((stack.folder / "of-the-user").glob("*.db")), "an embedded stack was started"
 
