@@ -87,6 +87,7 @@ async def embedded(settings: Settings, *, policy: Path, name: str, stop: asyncio
     """The stack around an engine that serves one policy folder under ``name``; `Stack.learn` adds the learner."""
     settings.data.mkdir(parents=True, exist_ok=True)
     with _locked(settings.data):
+        _check_ports(settings)
         settings = _with_secrets(settings)
         stack = Stack(settings, stop)
         _remember(settings)
@@ -188,7 +189,6 @@ def _locked(folder: Path) -> Any:
 @contextlib.asynccontextmanager
 async def _engine(settings: Settings, policy: Path, name: str) -> AsyncGenerator[None]:
     """The CPU engine as a child process; it is gone when this ends."""
-    _check_free(settings.engine_port)
     logs = settings.data / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     with (logs / "engine.log").open("a") as output:
@@ -212,15 +212,23 @@ async def _spawn_engine(settings: Settings, policy: Path, name: str, output: Tex
     )
 
 
-def _check_free(port: int) -> None:
+def _check_ports(settings: Settings) -> None:
+    """Say that a port is taken before anything was started: the engine takes seconds."""
     import socket
 
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError as error:
-            raise InputError("port_occupied", f"{port} on 127.0.0.1, for the engine (EVENER_ENGINE_PORT)") from error
+    ports = {
+        "API": settings.api_port,
+        "PROXY": settings.proxy_port,
+        "ADMIN": settings.admin_port,
+        "ENGINE": settings.engine_port,
+    }
+    for service, port in ports.items():
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError as error:
+                raise InputError("port_occupied", f"{port} on 127.0.0.1 (EVENER_{service}_PORT)") from error
 
 
 async def _answering(url: str, child: asyncio.subprocess.Process, logfile: Path) -> None:

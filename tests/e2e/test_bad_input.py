@@ -60,7 +60,8 @@ def test_an_occupied_port(place, number: int):
         other.bind(("127.0.0.1", place.ports[number]))
         other.listen()
         variable = ["EVENER_API_PORT", "EVENER_PROXY_PORT", "EVENER_ADMIN_PORT", "EVENER_ENGINE_PORT"][number]
-        fails(place, run_file(place.folder), 2, str(place.ports[number]), variable.rsplit("_", 1)[1])
+        fails(place, run_file(place.folder), 2, str(place.ports[number]), variable)
+    assert not (place.folder / "data" / "logs" / "engine.log").exists()  # said before the engine was started
 
 
 def test_an_engine_that_cannot_start(place):
