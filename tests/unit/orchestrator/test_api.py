@@ -140,7 +140,7 @@ async def test_readiness_names_what_is_missing(world, http):
 
 
 async def test_an_occupied_port_is_the_users_fault(world, tmp_path):
-    other = World(tmp_path / "other")
+    other = World(tmp_path / "other", migrated=False)
     other.settings = other.settings.model_copy(update={"api_port": world.settings.api_port})
     with pytest.raises(InputError, match="EVENER_API_PORT"):
         await other.start()
