@@ -61,7 +61,9 @@ class Ledger:
                     return web.json_response({"detail": "disposed of"}, status=409)
                 return web.Response(body=msgspec.msgpack.encode(self.orders[group_id]))
             case ["policies"]:
-                return web.json_response([self._published(), *({**self._published(), **run} for run in self.before)])
+                return web.json_response(
+                    [self._published(), *({**self._published(), "policy": run["policy"]} for run in self.before)]
+                )
             case ["runs"]:
                 return web.json_response(self.runs())
             case ["runs", _]:
