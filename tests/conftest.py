@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import structlog
 
 from evener.ids import new_id
 from evener.messages import DEAD, EVENTS, ROLLOUTS, WORKSPACES, train_queue
@@ -14,6 +15,13 @@ from tests.services import INSTALL, Rabbit, running_postgres, running_rabbit, ru
 
 TEST_POLICY = "tiny"
 """The one policy that tests on a real broker train: its queue is known, so it can be emptied."""
+
+
+@pytest.fixture(autouse=True)
+def logs_of_its_own() -> Iterator[None]:
+    """A command that ran inside a test has sent the logs to a stream that is closed by now."""
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture(scope="session")
