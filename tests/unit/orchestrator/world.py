@@ -295,6 +295,7 @@ class Learner:
     repeat: int = 1
     dies_after: int | None = None  # the step after which it says nothing more
     buffer: list[GroupOrder] = field(default_factory=list)
+    stepped: set[str] = field(default_factory=set)  # a command may come again before the ledger has its group's step
 
     async def __call__(self) -> None:
         bus, api = self.world.bus, self.world.api
@@ -319,7 +320,7 @@ class Learner:
             order = await api.claim_group(group, epoch=lease.epoch)
         except (Refused, InfraError):
             return None
-        return None if order.group_id in {each.group_id for each in self.buffer} else order
+        return None if order.group_id in self.stepped | {each.group_id for each in self.buffer} else order
 
     async def _step(self, bus: MemoryBus, api: ApiClient, lease: LearnerLease) -> LearnerLease:
         step = lease.step + 1
@@ -328,6 +329,7 @@ class Learner:
         self.world.engine_version = grant.version
         groups = [order.group_id for order in self.buffer]
         self.world.trained += groups
+        self.stepped.update(groups)
         self.buffer.clear()
         await self._say(
             bus,

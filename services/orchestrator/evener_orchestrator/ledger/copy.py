@@ -1,7 +1,8 @@
-"""Rows go into Postgres by binary COPY, inside the transaction of a connection: five times the speed of inserts for arrays.
+"""Rows go into Postgres by binary COPY, inside the transaction of a connection, arrays straight from numpy.
 
 The format is that of Postgres's manual (COPY, "Binary Format") with each type's `send` form: arrays are one dimension, without
-nulls. Measured on 2 cores: see `bench/archive.py`. Used by `traces`.
+nulls. Beside inserts, rollouts of 5,000 tokens take 0.4 ms and not 1.2 ms of our CPU a row (`bench/archive.py`, 2 busy cores).
+Used by `traces`.
 """
 
 import struct
