@@ -75,7 +75,6 @@ CAUSES: dict[str, Cause] = {
     ),
     # agent
     "agent_exit": Cause(Boundary.AGENT, "the agent stopped with an error", "see `evener rollouts show ID --logs`"),
-    "agent_no_call": Cause(Boundary.AGENT, "the agent made no model call", "see `evener rollouts show ID --logs`"),
     "budget_calls": Cause(Boundary.AGENT, "the budget of calls is spent", "raise [budget] calls"),
     "budget_tokens": Cause(Boundary.AGENT, "the budget of sampled tokens is spent", "raise [budget] sampled_tokens"),
     "budget_context": Cause(Boundary.AGENT, "the context window is full", "raise [budget] context_tokens"),
@@ -85,6 +84,11 @@ CAUSES: dict[str, Cause] = {
     "reward_invalid": Cause(Boundary.TASK, "the reward is not a finite number in [0, 1]", "mend what tests/test.sh writes"),
     "task_setup": Cause(Boundary.TASK, "the task's environment cannot be made", "mend environment/"),
     # infra
+    "agent_no_call": Cause(
+        Boundary.INFRA,
+        "the agent ended without a model call, so that the policy had no part in it",
+        "see `evener rollouts show ID --logs`",
+    ),
     "api_unavailable": Cause(Boundary.INFRA, "the orchestrator does not answer", "is `evener up` running?"),
     "api_refused": Cause(Boundary.INFRA, "the orchestrator refused our token", "set EVENER_API_TOKEN"),
     "bus_unavailable": Cause(Boundary.INFRA, "the message broker does not answer", "is RabbitMQ up? see EVENER_AMQP_URL"),

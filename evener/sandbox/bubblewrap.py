@@ -6,7 +6,6 @@ Whatever is secret goes to bubblewrap through a file descriptor, never in its ar
 """
 
 import asyncio
-import contextlib
 import os
 import resource
 import time
@@ -18,7 +17,7 @@ from evener import log
 from evener.errors import InfraError
 from evener.sandbox import cgroups, seccomp, tree
 from evener.sandbox.arguments import ROOT_RUNS_AS, Inside, write_etc
-from evener.sandbox.output import collect
+from evener.sandbox.output import collect, feed
 from evener.sandbox.port import FORWARDER_PORT, OUTPUT_LIMIT, WORKSPACE, ExecResult, Kind, Limits, SandboxSpec
 from evener.sandbox.pump import Pump, address_of
 from evener.sandbox.snapshot import Snapshot
@@ -27,8 +26,6 @@ from evener.sandbox.writable import Writable
 KILLED = 137
 _SHARED_USER_PROCESSES = 4096
 """Without cgroups root's sandboxes share one user, whose processes RLIMIT_NPROC counts together."""
-_RESERVED_BYTES = 1 << 30
-"""What a runtime reserves without using it: pi under Node 24 does not start with 512 MiB in all, and does with 640."""
 
 _log = log.get("sandbox")
 
@@ -181,7 +178,7 @@ async def _finish(running: tree.Tree, stdin: bytes, timeout: float, started: flo
     assert process.stdout is not None
     assert process.stderr is not None
     outputs = [asyncio.ensure_future(collect(stream, OUTPUT_LIMIT)) for stream in (process.stdout, process.stderr)]
-    feeding = asyncio.ensure_future(_feed(process, stdin))
+    feeding = asyncio.ensure_future(feed(process, stdin))
     try:
         in_time = await running.dead(timeout)
         running.kill()
@@ -205,21 +202,10 @@ async def _finish(running: tree.Tree, stdin: bytes, timeout: float, started: flo
     )
 
 
-async def _feed(process: asyncio.subprocess.Process, stdin: bytes) -> None:
-    if process.stdin is not None:
-        with contextlib.suppress(ConnectionError):  # a command need not read what it is given
-            process.stdin.write(stdin)
-            await process.stdin.drain()
-        process.stdin.close()
-
-
 def _rlimits(limits: Limits) -> dict[int, int]:
-    """What stands in for cgroups: memory for each process; the number of processes where the user is the sandbox's own.
-
-    RLIMIT_DATA counts what is reserved and never touched, too.
-    """
+    """What stands in for cgroups: memory for each process; the number of processes where the user is the sandbox's own."""
     pids = _SHARED_USER_PROCESSES if os.geteuid() == 0 else limits.pids
-    return {resource.RLIMIT_DATA: limits.memory_bytes + _RESERVED_BYTES, resource.RLIMIT_NPROC: pids}
+    return {resource.RLIMIT_DATA: limits.data_bytes, resource.RLIMIT_NPROC: pids}
 
 
 @cache

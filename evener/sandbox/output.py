@@ -1,9 +1,10 @@
 """The output of a command that is not trusted is read to its end and kept within a bound: its start and its end.
 
-Called by the sandboxes.
+Its input is written whole, or as far as it is taken. Called by the sandboxes.
 """
 
 import asyncio
+import contextlib
 
 _CHUNK = 65536
 
@@ -31,6 +32,17 @@ class Output:
         """What was kept, with a line in the middle that says how much was not."""
         gap = b"\n[%d bytes left out]\n" % self._dropped if self._dropped else b""
         return bytes(self._head) + gap + bytes(self._tail)
+
+
+async def feed(process: asyncio.subprocess.Process, stdin: bytes) -> None:
+    """Write the input of a command, which need not read it."""
+    if process.stdin is not None:
+        with contextlib.suppress(ConnectionError):
+            process.stdin.write(stdin)
+            await process.stdin.drain()
+        process.stdin.close()
+        with contextlib.suppress(ConnectionError):
+            await process.stdin.wait_closed()
 
 
 async def collect(reader: asyncio.StreamReader, limit: int) -> Output:

@@ -16,7 +16,7 @@ from subprocess import DEVNULL, PIPE
 
 from evener.errors import InfraError
 from evener.sandbox.arguments import PATH
-from evener.sandbox.output import collect
+from evener.sandbox.output import collect, feed
 from evener.sandbox.port import HOME, OUTPUT_LIMIT, WORKSPACE, ExecResult, Kind, SandboxSpec
 from evener.sandbox.snapshot import Snapshot
 from evener.sandbox.writable import Writable
@@ -82,10 +82,10 @@ class ProcessSandbox:
             process = await _uncut(start)
         except OSError as error:
             return ExecResult(127, b"", f"{argv[0]}: {error.strerror}\n".encode(), False, time.monotonic() - started)
-        memory = self._spec.limits.memory_bytes
+        data = self._spec.limits.data_bytes
         with contextlib.suppress(ProcessLookupError):
             resource.prlimit(process.pid, resource.RLIMIT_CORE, (0, 0))
-            resource.prlimit(process.pid, resource.RLIMIT_DATA, (memory, memory))
+            resource.prlimit(process.pid, resource.RLIMIT_DATA, (data, data))
         self._running.append(process)
         try:
             return await _finish(process, stdin, timeout, started)
@@ -132,7 +132,7 @@ async def _finish(process: asyncio.subprocess.Process, stdin: bytes, timeout: fl
     assert process.stdout is not None
     assert process.stderr is not None
     outputs = [asyncio.ensure_future(collect(stream, OUTPUT_LIMIT)) for stream in (process.stdout, process.stderr)]
-    feeding = asyncio.ensure_future(_feed(process, stdin))
+    feeding = asyncio.ensure_future(feed(process, stdin))
     exited = asyncio.ensure_future(process.wait())
     try:
         await asyncio.wait({exited}, timeout=timeout)
@@ -145,14 +145,6 @@ async def _finish(process: asyncio.subprocess.Process, stdin: bytes, timeout: fl
             task.cancel()
     code = process.returncode if process.returncode is not None else -signal.SIGKILL
     return ExecResult(code if code >= 0 else 128 - code, stdout, stderr, timed_out, time.monotonic() - started)
-
-
-async def _feed(process: asyncio.subprocess.Process, stdin: bytes) -> None:
-    if process.stdin is not None:
-        with contextlib.suppress(ConnectionError):
-            process.stdin.write(stdin)
-            await process.stdin.drain()
-        process.stdin.close()
 
 
 def _kill(process: asyncio.subprocess.Process) -> None:

@@ -101,7 +101,7 @@ def _of_session(ending: Ending, state: SessionState) -> Verdict:
     if ending.timed_out:
         return Verdict(Outcome.BUDGET, "budget_wall")
     if not sealed.committed:
-        return Verdict(Outcome.AGENT_ERROR, "agent_no_call", f"exit code {ending.exit_code}")
+        return Verdict(Outcome.INFRA_ERROR, "agent_no_call", f"exit code {ending.exit_code}")
     if ending.exit_code != 0:
         return Verdict(Outcome.AGENT_ERROR, "agent_exit", f"exit code {ending.exit_code}")
     if state.last_error is not None:

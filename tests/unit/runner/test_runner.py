@@ -46,7 +46,8 @@ async def test_held_out(world):
     areas, get = [], world.blobs.get
     world.blobs.get = lambda area, digest: areas.append(area) or get(area, digest)
     await world.add(
-        "import os; open('found', 'w').write(str([p for p in ('/tests', '/solution', '/logs') if os.path.exists(p)]))"
+        "import os; call('x')\nfound = [p for p in ('/tests', '/solution', '/logs') if os.path.exists(p)]\n"
+        "open('found', 'w').write(str(found))"
     )
     report = await world.event()
     assert areas == ["agent"]
@@ -55,9 +56,10 @@ async def test_held_out(world):
 
 
 async def test_the_sandbox_is_what_was_promised(world):
-    await world.add("import os; open('out', 'w').write(' '.join([os.getcwd(), os.environ['HOME'], access['base_url']]))")
+    await world.add(
+        "import os; call('x'); open('out', 'w').write(' '.join([os.getcwd(), os.environ['HOME'], access['base_url']]))"
+    )
     report = await world.event()
-    assert report.cause == "agent_no_call"
     cwd, home, base_url = contents(world.blobs.get("snapshots", report.snapshot))["out"].decode().split()
     if world.sandbox == "bubblewrap":
         assert (cwd, home, base_url) == ("/workspace", "/home/agent", "http://127.0.0.1:8701")

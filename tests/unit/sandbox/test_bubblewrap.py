@@ -171,7 +171,7 @@ async def test_fork_bomb_is_bounded_and_gone(sandbox):
 
 async def test_memory_is_bounded(sandbox):
     async with sandbox("bubblewrap", limits=Limits(memory_bytes=64 << 20)) as box:
-        # Without cgroups a process may also reserve a GiB: see `_RESERVED_BYTES`.
+        # Without cgroups a process may also reserve a GiB: see `Limits.data_bytes`.
         result = await shell(box, "head -c 1500000000 /dev/zero | tail -c 1500000000 | wc -c")
         assert result.stdout.strip() != b"1500000000"
 

@@ -1,9 +1,11 @@
 import asyncio
+import gc
+import sys
 
 import pytest
 
 from evener.errors import InputError
-from evener.sandbox import Mount, choose, probe
+from evener.sandbox import Limits, Mount, choose, probe
 
 
 async def test_runs_in_real_folders(sandbox, tmp_path):
@@ -17,6 +19,23 @@ async def test_runs_in_real_folders(sandbox, tmp_path):
         assert result.stdout.decode().split() == [box.locate("/workspace"), box.locate("/home/agent")]
         assert await box.read("/workspace/made", limit=9) == b"made\n"
         assert box.locate("/opt/evener/toolbox") == "/opt/evener/toolbox"
+
+
+async def test_a_runtime_may_reserve_more_than_the_task_s_memory(sandbox):
+    reserve = "import mmap, sys; mmap.mmap(-1, int(sys.argv[1]) << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)"
+    async with sandbox("process", limits=Limits(memory_bytes=512 << 20)) as box:
+        codes = [(await box.exec([sys.executable, "-c", reserve, mib], timeout=20)).exit_code for mib in ("640", "2048")]
+    assert codes == [0, 1]
+
+
+async def test_input_that_is_not_read_is_no_error(sandbox):
+    unheard: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unheard.append(context))
+    async with sandbox("process") as box:
+        assert (await box.exec(["sh", "-c", "exit 3"], stdin=b"x" * (1 << 20), timeout=5)).exit_code == 3
+    gc.collect()
+    await asyncio.sleep(0)
+    assert not unheard
 
 
 async def test_time_limit_kills_the_group(sandbox):
