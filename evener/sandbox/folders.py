@@ -8,13 +8,16 @@ container only the expiry speaks. Used by the sandboxes and by the reaper of run
 import contextlib
 import json
 import os
+import secrets
 import shutil
 import signal
 import stat
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 LABEL = "label.json"
 UNLABELLED_GRACE_S = 60.0
@@ -37,26 +40,27 @@ class Folder:
         folder.remove()
         folder.path.mkdir(parents=True, mode=0o700)
         label = {"namespace": _namespace(), "pid": os.getpid(), "started": _started(os.getpid())}
-        part = folder.path / f"{LABEL}.part"
-        part.write_text(json.dumps(label | {"expires": time.time() + ttl_s, "cgroups": []}))
-        part.rename(folder.path / LABEL)
+        folder._label(label | {"expires": time.time() + ttl_s, "cgroups": [], "outside": []})
         return folder
 
     def add_cgroups(self, paths: list[Path]) -> None:
         """Note cgroups that have to go with the folder."""
         label = json.loads((self.path / LABEL).read_text())
-        label["cgroups"] = [str(path) for path in paths]
-        (self.path / LABEL).write_text(json.dumps(label))
+        self._label(label | {"cgroups": [str(path) for path in paths]})
+
+    def make_outside(self) -> Path:
+        """A folder in the system's temporary folder that goes with this one: no project's files lie above it."""
+        path = Path(tempfile.gettempdir()).absolute() / f"evener-{secrets.token_hex(4)}"
+        label = json.loads((self.path / LABEL).read_text())
+        self._label(label | {"outside": [*label["outside"], str(path)]})
+        path.mkdir(mode=0o700)
+        return path
 
     def remove(self) -> None:
-        """Remove the folder whatever modes its contents have. Idempotent."""
-        try:
-            shutil.rmtree(self.path)
-        except FileNotFoundError:
-            return
-        except PermissionError:  # a user's own sandbox closed a folder to its owner
-            _open_up(self.path)
-            shutil.rmtree(self.path)
+        """Remove the folder whatever modes its contents have, and what belongs to it outside. Idempotent."""
+        for path in self._noted("outside"):
+            _remove(path)
+        _remove(self.path)
 
     def over(self) -> bool:
         """Whether the owner is dead or the time is over."""
@@ -69,10 +73,18 @@ class Folder:
 
     def cgroups(self) -> list[Path]:
         """The cgroups that were noted."""
+        return self._noted("cgroups")
+
+    def _noted(self, name: str) -> list[Path]:
         try:
-            return [Path(path) for path in json.loads((self.path / LABEL).read_text())["cgroups"]]
+            return [Path(path) for path in json.loads((self.path / LABEL).read_text())[name]]
         except (OSError, ValueError, KeyError):
             return []
+
+    def _label(self, label: dict[str, Any]) -> None:
+        part = self.path / f"{LABEL}.part"
+        part.write_text(json.dumps(label))
+        part.rename(self.path / LABEL)
 
 
 def reap(root: Path, *, remove_cgroup: Callable[[Path], None]) -> list[str]:
@@ -127,6 +139,16 @@ def _started(pid: int) -> str | None:
     except OSError:
         return None
     return None if fields[0] == "Z" else fields[19]
+
+
+def _remove(path: Path) -> None:
+    try:
+        shutil.rmtree(path)
+    except FileNotFoundError:
+        return
+    except PermissionError:  # a user's own sandbox closed a folder to its owner
+        _open_up(path)
+        shutil.rmtree(path)
 
 
 def _open_up(folder: Path) -> None:

@@ -1,8 +1,8 @@
 """Isolates NOTHING: a command is a process of this user, sees all that he sees, and reaches whatever he reaches.
 
 For the user's own tasks on a machine that has nothing better. Folders replace the paths inside (`locate`), a process group
-gathers what the command starts, rlimits bound each process. What leaves the group on purpose outlives it. Made by
-`probe.create`.
+gathers what the command starts, rlimits bound each process. What leaves the group on purpose outlives it. The folders are in
+the system's temporary folder: agents and test runners look for a project's files in all folders above. Made by `probe.create`.
 """
 
 import asyncio
@@ -32,12 +32,12 @@ class ProcessSandbox:
 
     def __init__(self, spec: SandboxSpec) -> None:
         self._spec = spec
-        self._files = Writable(spec.folder.path / "files", spec.writable, os.geteuid())
         self._running: list[asyncio.subprocess.Process] = []
 
     async def make(self) -> "ProcessSandbox":
         """Make the folders. Raises InfraError."""
         try:
+            self._files = Writable(self._spec.folder.make_outside(), self._spec.writable, os.geteuid())
             self._files.make()
         except OSError as error:
             raise InfraError("sandbox_failed", f"{self._spec.folder.path}: {error}") from error

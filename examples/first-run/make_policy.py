@@ -48,6 +48,18 @@ LOOKS = 0.15  # how often it looks at the result before it ends
 BATCH, POOL = 16, 8  # transcripts a step, and batches that are drawn together to be sorted by length
 
 
+class Places(NamedTuple):
+    """What pi's prompt says of where it is: its own folder, and the working directory."""
+
+    pi: str
+    cwd: str
+
+
+SANDBOX = Places("/opt/evener/pi", "/workspace")
+OWN_DOCS = ("/.cache/evener/harnesses/pi-", "/lib/node_modules/@earendil-works/pi-coding-agent/")
+OWN_CWD = ("/evener-", "/workspace")
+
+
 class Segment(NamedTuple):
     """A piece of a transcript: its text, whether the policy samples it, and where it makes a choice the options.
 
@@ -85,6 +97,7 @@ def phrases() -> list[str]:
                 descriptions(inner)
 
     descriptions(RECORDED["tools"])
+    texts += [*OWN_DOCS, *OWN_CWD]
     clauses = {clause for text in texts for line in text.split("\n") for clause in re.split(r"(?<=[.;:,)])(?= )", line)}
     return sorted(clause for clause in clauses if len(clause) >= 10) + SCHEMA
 
@@ -117,11 +130,25 @@ def make_tokenizer(size: int) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def pi_prefix(tokenizer: PreTrainedTokenizerFast) -> list[int]:
+def pi_prefix(tokenizer: PreTrainedTokenizerFast, places: Places = SANDBOX) -> list[int]:
     """Token ids of pi's system turn, which every rollout starts with."""
-    system = [{"role": "system", "content": RECORDED["system"]}]
-    text = tokenizer.apply_chat_template(system, tools=RECORDED["tools"], tokenize=False)
+    told = RECORDED["system"].replace(f"{SANDBOX.pi}/", f"{places.pi}/").replace(f"\n{SANDBOX.cwd}\n", f"\n{places.cwd}\n")
+    text = tokenizer.apply_chat_template([{"role": "system", "content": told}], tools=RECORDED["tools"], tokenize=False)
     return tokenizer(text, add_special_tokens=False).input_ids
+
+
+def own_places(rng: random.Random) -> Places:
+    """Where pi is and works on a machine without bubblewrap: below the user's home, and in a temporary folder."""
+    name = "".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(2, 9))) + rng.choice(("", "", "1", "42"))
+    home = rng.choice(("/root", f"/home/{name}", f"/home/{name}", f"/home/{name}", f"/srv/{name}"))
+    version = f"1.{rng.randint(6, 12)}.{rng.randint(0, 9)}"
+    random_part = "".join(rng.choices("abcdefghijklmnopqrstuvwxyz0123456789_", k=8))
+    return Places(f"{home}{OWN_DOCS[0]}{version}", f"/tmp{OWN_CWD[0]}{random_part}{OWN_CWD[1]}")
+
+
+def prefix_of(rng: random.Random, tokenizer: PreTrainedTokenizerFast, usual: list[int]) -> list[int]:
+    """pi's system turn as a rollout may start with it: as often in the sandbox's places (`usual`) as in a user's own."""
+    return usual if rng.random() < 0.5 else pi_prefix(tokenizer, own_places(rng))
 
 
 def action(family: str, choice: str) -> Call:
@@ -327,7 +354,7 @@ def learn(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, rng: rand
     optimizers_ = Optimizers(model, 0.02, LEARN, warmup=30)
     waiting: list[list[Row]] = []
     for step in range(LEARN):
-        piece = prefix if rng.random() < 0.2 else piece_of(rng, prefix)
+        piece = prefix_of(rng, tokenizer, prefix) if rng.random() < 0.2 else piece_of(rng, prefix)
         optimizers_.begin(step)
         asked = loss_of(model, [], quizzes(rng, tokenizer, 32))
         if not waiting:
@@ -353,7 +380,7 @@ def fade(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, rng: rando
     for step in range(FADE):
         whole = rng.random() < 0.6
         careful = max(CAREFUL, 1 - (1 - CAREFUL) * step / (0.5 * FADE)) if whole else 1.0
-        piece = prefix if whole else piece_of(rng, prefix)
+        piece = prefix_of(rng, tokenizer, prefix) if whole else piece_of(rng, prefix)
         waiting = after_whole if whole else after_pieces
         if not waiting:
             waiting += pool(rng, tokenizer, careful, READS[1])

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from batching import Decoder, hidden_states
 from chores import FAMILIES, Chore
-from make_policy import pi_prefix
+from make_policy import SANDBOX, own_places, pi_prefix
 from make_tasks import chores
 from pi_words import parse_call, run_tool, solved, tool_turn, user_turn
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
@@ -64,8 +64,8 @@ class Rollout:
 class Sampler:
     """Rolls out many chores at once with one copy of the weights."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
-        self._tokenizer, self._prefix = tokenizer, pi_prefix(tokenizer)
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, prefix: list[int]) -> None:
+        self._tokenizer, self._prefix = tokenizer, prefix
 
     def __call__(self, model: Qwen3ForCausalLM, chores_: list[Chore]) -> list[Rollout]:
         """One finished rollout for each chore."""
@@ -252,16 +252,18 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=4e-4)
     parser.add_argument("--max-norm", type=float, default=1.0)
     parser.add_argument("--brevity", type=float, default=0.0)
+    parser.add_argument("--own", action="store_true", help="pi in a user's own places, as without bubblewrap")
     parser.add_argument("--validate", action="store_true", help="evaluate on training tasks kept back: to choose settings")
     settings = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(settings.seed)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(settings.policy)
     model = Qwen3ForCausalLM.from_pretrained(settings.policy, dtype=torch.float32)
-    sampler = Sampler(tokenizer)
+    prefix = pi_prefix(tokenizer, own_places(random.Random(settings.seed)) if settings.own else SANDBOX)
+    sampler = Sampler(tokenizer, prefix)
     tasks, unseen = splits(settings.validate)
     print("before", json.dumps(rounded(evaluate(sampler, model, unseen, settings.eval))), flush=True)
-    used = train(model, sampler, tasks, pi_prefix(tokenizer), settings) if settings.steps else 0
+    used = train(model, sampler, tasks, prefix, settings) if settings.steps else 0
     after = rounded(evaluate(sampler, model, unseen, settings.eval))
     print("after", used, "rollouts", json.dumps(after), f"{time.process_time():.0f} CPU-s", flush=True)
 

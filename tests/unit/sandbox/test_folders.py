@@ -2,6 +2,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 
 from evener.sandbox.folders import LABEL, Folder, reap
@@ -64,3 +65,14 @@ def test_closed_contents_do_not_stay(tmp_path):
     (folder.path / "a").chmod(0)
     folder.remove()
     assert not folder.path.exists()
+
+
+def test_what_lies_outside_goes_with_the_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    folder = Folder.make(tmp_path / "sandboxes", "one", ttl_s=-1)
+    outside = folder.make_outside()
+    (outside / "closed").mkdir(mode=0)
+    assert outside.parent == tmp_path / "tmp"
+    assert reap(tmp_path / "sandboxes", remove_cgroup=lambda _: None) == ["one"]
+    assert not outside.exists()

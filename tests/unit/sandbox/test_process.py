@@ -1,6 +1,8 @@
 import asyncio
 import gc
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +21,14 @@ async def test_runs_in_real_folders(sandbox, tmp_path):
         assert result.stdout.decode().split() == [box.locate("/workspace"), box.locate("/home/agent")]
         assert await box.read("/workspace/made", limit=9) == b"made\n"
         assert box.locate("/opt/evener/toolbox") == "/opt/evener/toolbox"
+
+
+async def test_it_works_outside_of_any_project_and_leaves_nothing_there(sandbox):
+    async with sandbox("process") as box:
+        workspace = Path(box.locate("/workspace"))
+        assert workspace.parent.parent == Path(tempfile.gettempdir())
+        assert workspace.parent.stat().st_mode & 0o777 == 0o700
+    assert not workspace.parent.exists()
 
 
 async def test_a_runtime_may_reserve_more_than_the_task_s_memory(sandbox):

@@ -187,7 +187,7 @@ async def test_a_stop_hands_the_unfinished_back(api, blobs, kind):
     await bus.publish(ScoreWorkspace(run_id="r", rollout_id=wanted.session_id.split(".")[0], attempt=1))
     serving = asyncio.create_task(service.serve(settings, bus, blobs, stop=stop, name="verifier-1"))
     deadline = time.monotonic() + 10
-    while not list((settings.data / "sandboxes").glob("score-*/files/workspace")):
+    while not list((settings.data / "sandboxes").glob("score-*/label.json")):
         assert time.monotonic() < deadline
         await asyncio.sleep(0.02)
     stop.set()
@@ -207,7 +207,7 @@ async def test_a_stop_lets_what_is_in_hand_end_and_takes_nothing_more(api, blobs
         await bus.publish(ScoreWorkspace(run_id="r", rollout_id=one.session_id.split(".")[0], attempt=1))
     serving = asyncio.create_task(service.serve(settings, bus, blobs, stop=stop, name="verifier-1", drain_s=15))
     deadline = time.monotonic() + 10
-    while not list((settings.data / "sandboxes").glob("score-*/files/workspace")):
+    while not list((settings.data / "sandboxes").glob("score-*/label.json")):
         assert time.monotonic() < deadline
         await asyncio.sleep(0.02)
     stop.set()
