@@ -40,7 +40,7 @@ SCHEMA = [
     '", "description": "',
 ]
 FINAL = ("Done.", "All done.", "It is done.")
-LEARN, FADE = 300, 200  # steps that teach the right choices, and steps in which they fade to CAREFUL
+LEARN, FADE = 450, 200  # steps that teach the right choices, and steps in which they fade to CAREFUL
 CAREFUL = 0.42  # how often the warm start's choice is the right one in the end; chance is 0.25
 JOLT = 5e-3  # how far each weight may move before a tool call breaks
 READS = (0.8, 0.85)  # how often it reads the ticket before it writes: while it learns, and in the end
@@ -393,6 +393,17 @@ def fade(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, rng: rando
         report("fade", step, FADE, asked.item(), told)
 
 
+@torch.no_grad()
+def right_choices(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> dict[str, float]:
+    """How probable the right choice is after the whole of pi's prompt, by family: a family that is not learnt shows here."""
+    found: dict[str, float] = {}
+    for family in FAMILIES.values():
+        rows = encode(tokenizer, [transcript(rng, draw(rng, family, "warm"), 1.0, 1.0) for _ in range(48)])
+        hidden = hidden_states(model, pi_prefix(tokenizer, own_places(rng)), pad(rows)[0])
+        found[family.name] = round(choices_of(model, hidden, rows)[0][:, 0].exp().mean().item(), 2)
+    return found
+
+
 def report(phase: str, step: int, steps: int, asked: float, told: float) -> None:
     """A line every twenty steps."""
     if step % 20 == 19:
@@ -413,7 +424,7 @@ def main() -> None:
     """Build and save the policy."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--out", type=Path, default=HERE / "tiny-policy")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--pieces", type=int, default=1280)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--layers", type=int, default=4)
@@ -443,8 +454,10 @@ def main() -> None:
     weights = sum(weight.numel() for weight in model.parameters())
     print(f"{weights / 1e6:.2f} M weights, vocabulary {len(tokenizer)}, pi's prompt {len(pi_prefix(tokenizer))} tokens")
     learn(model, tokenizer, random.Random(arguments.seed))
+    print("learnt", right_choices(model, tokenizer, random.Random(arguments.seed)), flush=True)
     torch.manual_seed(arguments.seed)
     fade(model, tokenizer, random.Random(arguments.seed + 1))
+    print("faded", right_choices(model, tokenizer, random.Random(arguments.seed)), flush=True)
     save(model.eval(), tokenizer, arguments.out)
 
 
