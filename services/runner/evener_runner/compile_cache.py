@@ -1,4 +1,4 @@
-"""Node's compile cache of an agent is made once by us and mounted read-only: an agent cannot plant code for the next one.
+"""Node's compile cache of an agent is made once by us and read-only: no agent in bubblewrap plants code for the next one.
 
 V8's code depends on paths, so the agent runs once inside a sandbox like the later ones, with a server that refuses its first
 call. Measured with pi 1.6.0: 1.15 instead of 1.38 CPU-s a rollout (medians of 6 rollouts of three calls). Called before an
@@ -11,7 +11,7 @@ from pathlib import Path
 from aiohttp import web
 
 from evener.archive import tar_of_files
-from evener.sandbox import HOME, Folder, Mount, SandboxSpec, create
+from evener.sandbox import HOME, Folder, Kind, Mount, SandboxSpec, create
 from evener.tasks import unpack
 from evener_runner.harnesses import NODE, Access, Harness
 from evener_runner.install import Installation, make_once
@@ -20,10 +20,10 @@ COMPILE_CACHE = "/opt/evener/compile-cache"
 _REFUSED_RUN_S = 60.0
 
 
-async def ensure(harness: Harness, installation: Installation, cache: Path, sandboxes: Path) -> Path:
-    """The compile cache of an agent under bubblewrap, made where it is absent. Raises InfraError."""
+async def ensure(kind: Kind, harness: Harness, installation: Installation, cache: Path, sandboxes: Path) -> Path:
+    """The compile cache of an agent in sandboxes of this kind, made where it is absent. Raises InfraError."""
     # Node keeps a cache a user (its folder's name ends with the user id), and root's sandboxes are another user.
-    target = cache / "harnesses" / f"{harness.name}-{harness.version}-compile-cache-{os.geteuid()}"
+    target = cache / "harnesses" / f"{harness.name}-{harness.version}-compile-cache-{kind}-{os.geteuid()}"
 
     async def make(part: Path) -> Path:
         folder = Folder.make(sandboxes, f"compile-{harness.name}-{os.getpid()}", ttl_s=2 * _REFUSED_RUN_S)
@@ -32,18 +32,27 @@ async def ensure(harness: Harness, installation: Installation, cache: Path, sand
                 folder,
                 mounts=(Mount(installation.node, NODE), Mount(installation.prefix, harness.prefix)),
                 writable=("/workspace", HOME, "/tmp", COMPILE_CACHE),  # noqa: S108 - a path inside
-                env={"PATH": f"{NODE}/bin:/usr/local/bin:/usr/bin:/bin", "NODE_COMPILE_CACHE": COMPILE_CACHE, **harness.env},
+                env=harness.env,
                 proxy_url=url,
             )
-            sandbox = await create("bubblewrap", spec)
+            sandbox = await create(kind, spec)
             try:
                 access = Access(sandbox.proxy_url or url, "none", "policy", 32768)
                 await sandbox.upload(tar_of_files(harness.files(access)), HOME)
-                await sandbox.exec(harness.argv("default", access), stdin=b"Hello.", timeout=_REFUSED_RUN_S)
+                command, *arguments = harness.argv("default", access)
+                env = {
+                    "PATH": f"{sandbox.locate(NODE)}/bin:/usr/local/bin:/usr/bin:/bin",
+                    "NODE_COMPILE_CACHE": sandbox.locate(COMPILE_CACHE),
+                }
+                argv = [sandbox.locate(command), *arguments]
+                await sandbox.exec(argv, stdin=b"Hello.", env=env, timeout=_REFUSED_RUN_S)
                 made = await sandbox.snapshot(COMPILE_CACHE)
             finally:
                 await sandbox.destroy()
         unpack(made.tar, part)
+        for file in part.rglob("*"):
+            if file.is_file():
+                file.chmod(0o444)
         return part
 
     await make_once(target, make)

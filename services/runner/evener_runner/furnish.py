@@ -57,11 +57,9 @@ async def make_sandbox(harness: Harness, job: Job, kind: Kind, folder: Folder, s
     """A sandbox with the agent and the workspace in it. Raises InfraError."""
     installation = await install.ensure(harness, settings.cache, _say)
     mounts = [Mount(installation.node, NODE), Mount(installation.prefix, harness.prefix)]
-    env = {"NODE_DISABLE_COMPILE_CACHE": "1"}
-    if kind == "bubblewrap":
-        cache = await compile_cache.ensure(harness, installation, settings.cache, sandboxes(settings))
-        mounts.append(Mount(cache, compile_cache.COMPILE_CACHE))
-        env = {"NODE_COMPILE_CACHE": compile_cache.COMPILE_CACHE}
+    cache = await compile_cache.ensure(kind, harness, installation, settings.cache, sandboxes(settings))
+    mounts.append(Mount(cache, compile_cache.COMPILE_CACHE))
+    env = {"NODE_COMPILE_CACHE": compile_cache.COMPILE_CACHE if kind == "bubblewrap" else str(cache)}
     spec = SandboxSpec(folder, mounts=tuple(mounts), env={**env, **harness.env}, limits=job.limits, proxy_url=settings.proxy)
     sandbox = await create(kind, spec)
     try:

@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 import torch
 from batching import Decoder, hidden_states
 from chores import FAMILIES, draw
-from make_policy import action, pi_prefix, quiz, transcript
+from make_policy import SANDBOX, Places, action, own_places, pi_prefix, quiz, transcript
 from pi_words import RECORDED, Call, parse_call, run_tool, tool_turn, user_turn
 from simulate import HERE, Sampler, advantages
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
@@ -124,11 +124,12 @@ def test_the_decoder_agrees_with_a_plain_forward_pass(model: Qwen3ForCausalLM, t
             torch.testing.assert_close(model.lm_head(shared[index, len(row) - 1]), plain[-2], atol=2e-4, rtol=1e-4)
 
 
-def test_the_policy_calls_tools_and_stops(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
+@pytest.mark.parametrize("places", [SANDBOX, own_places(random.Random(9))], ids=["sandbox", "own"])
+def test_the_policy_calls_tools_and_stops(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, places: Places) -> None:
     torch.manual_seed(0)
     rng = random.Random(0)
     chores = [draw(rng, family, "warm") for family in FAMILIES.values() for _ in range(8)]
-    rollouts = Sampler(tokenizer)(model, chores)
+    rollouts = Sampler(tokenizer, pi_prefix(tokenizer, places))(model, chores)
     assert sum(rollout.finished for rollout in rollouts) >= 31
     assert sum(rollout.broken for rollout in rollouts) <= 2
     assert all(rollout.tool_calls for rollout in rollouts)

@@ -126,7 +126,7 @@ class World:
         self.log.append(f"heartbeat {session}")
         if self.action == "refuse":
             return web.json_response({"detail": "lost"}, status=409)
-        return web.Response(body=msgspec.json.encode(Heartbeat(lease_s=0.6, action=self.action)))
+        return web.Response(body=msgspec.json.encode(Heartbeat(lease_s=2.0, action=self.action)))
 
     async def chat(self, request):
         session = request.headers["Authorization"].removeprefix("Bearer sk-evener-")
@@ -164,7 +164,8 @@ async def world(request, tmp_path):
     url = f"http://127.0.0.1:{server.addresses[0][1]}"
     cache = tmp_path / "cache"
     made.settings = Settings(data=tmp_path / "data", cache=cache, url=url, proxy_url=url)
-    for folder in (f"node-{NODE_VERSION}", "harnesses/scripted-1", f"harnesses/scripted-1-compile-cache-{os.geteuid()}"):
+    caches = [f"harnesses/scripted-1-compile-cache-{kind}-{os.geteuid()}" for kind in ("bubblewrap", "process")]
+    for folder in (f"node-{NODE_VERSION}", "harnesses/scripted-1", *caches):
         (cache / folder).mkdir(parents=True)
     yield made
     await server.cleanup()
