@@ -17,8 +17,11 @@ setup-dev:
 demo: setup ## the whole loop on this machine: evaluate, train, evaluate again
 	@$(V)/python scripts/demo.py $(DEMO)
 
+# Each worker starts services of its own; those of the environment are one set for all tests.
+WORKERS := $(if $(EVENER_TEST_AMQP_URL)$(EVENER_TEST_REDIS_URL)$(EVENER_TEST_DATABASE_URL),0,2)
+
 test: setup-dev ## all tests
-	@$(V)/python -m pytest $(PYTEST)
+	@$(V)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST)
 
 test-fast: setup-dev ## unit and contract tests on fakes
 	@$(V)/python -m pytest tests/unit tests/contract -m "not e2e" $(PYTEST)
