@@ -45,9 +45,18 @@ class ApiClient(ServiceClient):
         return msgspec.json.decode(await self.request("GET", f"/v1/attempts/{session}/scoring"), type=ScoreOrder)
 
     async def claim_policy(self, policy: str, *, learner: str) -> LearnerLease | None:
-        """Become the policy's learner; None where no run trains it now."""
+        """Become the policy's learner; None where no run trains it now. Raises Refused while another learner holds it."""
         body = await self.request("POST", f"/v1/policies/{policy}/learner", {"learner": learner})
         return msgspec.json.decode(body, type=LearnerLease | None)
+
+    async def hold_policy(self, policy: str, *, epoch: int) -> Heartbeat:
+        """Prolong a learner's lease. Raises Refused where the epoch is old."""
+        body = await self.request("POST", f"/v1/policies/{policy}/learner/heartbeat", {"epoch": epoch})
+        return msgspec.json.decode(body, type=Heartbeat)
+
+    async def release_policy(self, policy: str, *, epoch: int) -> None:
+        """End a learner's lease. Raises Refused where the epoch is old."""
+        await self.request("POST", f"/v1/policies/{policy}/learner/release", {"epoch": epoch})
 
     async def claim_group(self, group: str, *, epoch: int) -> GroupOrder:
         """Fetch a closed group to train it. Raises Refused where it was disposed of or the epoch is old."""

@@ -59,7 +59,7 @@ class RolloutLease(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
-    """Answer to ``POST /v1/attempts/{session}/heartbeat``: how long the lease now holds and what to do."""
+    """Answer to a heartbeat of an attempt or of a learner: how long the lease now holds and what to do."""
 
     lease_s: float
     action: Literal["continue", "cancel", "pause"] = "continue"
@@ -80,12 +80,14 @@ class ScoreOrder(msgspec.Struct, frozen=True, kw_only=True):
 class LearnerLease(msgspec.Struct, frozen=True, kw_only=True):
     """Answer to ``POST /v1/policies/{policy}/learner``: the run to train and where it stands.
 
-    ``epoch`` fences: a later learner gets a greater one, and the ledger refuses what carries a smaller one. ``step`` and
+    ``epoch`` fences: a later learner gets a greater one, and the ledger refuses what carries a smaller one. Nobody else gets
+    the policy for ``lease_s`` seconds, and again as long after each heartbeat. ``step`` and
     ``version`` are those of ``checkpoint`` (None: the start policy); ``train`` is the run file's ``[train]`` table.
     """
 
     policy: str
     epoch: int
+    lease_s: float
     run_id: str
     step: int
     version: int

@@ -1,9 +1,11 @@
 """What an older attempt, a lapsed lease or an older learner says changes nothing."""
 
 import asyncio
+from datetime import timedelta
 
 import msgspec
 import pytest
+from sqlalchemy import select
 
 from evener.api import Refused
 from evener.errors import InputError, Outcome
@@ -16,12 +18,23 @@ from evener.messages import (
     StepFinished,
     train_queue,
 )
+from evener_orchestrator.ledger.models import Run
 from tests.unit.orchestrator.world import Workers, World, everyone, finished, run_file, runner, verifier
+
+LONG_S = 600.0
 
 
 @pytest.fixture
 async def impatient(tmp_path):
     world = World(tmp_path, lease_s=0.5)
+    await world.start()
+    yield world
+    await world.close()
+
+
+@pytest.fixture
+async def patient(tmp_path):
+    world = World(tmp_path, lease_s=LONG_S)
     await world.start()
     yield world
     await world.close()
@@ -176,8 +189,14 @@ async def test_the_words_of_an_older_learner_are_refused(world):
     assert {len(sequence.ids) for each in order.rollouts for sequence in each.sequences} == {8 * 4}
     grant = await world.api.allot_version("first-run", epoch=old.epoch, step=1)
     assert await world.api.allot_version("first-run", epoch=old.epoch, step=1) == grant  # a repeated request
+    with pytest.raises(Refused, match="l1 holds"):
+        await world.api.claim_policy("first-run", learner="l2")
+    await world.api.release_policy("first-run", epoch=old.epoch)
     new = await world.api.claim_policy("first-run", learner="l2")
     assert new.epoch == old.epoch + 1
+    for late in (world.api.hold_policy, world.api.release_policy):
+        with pytest.raises(Refused):
+            await late("first-run", epoch=old.epoch)
     with pytest.raises(Refused):
         await world.api.claim_group(group, epoch=old.epoch)
     with pytest.raises(Refused):
@@ -196,6 +215,42 @@ async def test_the_words_of_an_older_learner_are_refused(world):
     assert (await world.api.allot_version("first-run", epoch=new.epoch, step=1)).version == grant.version + 1
 
 
+async def age(world, seconds):
+    """Let the learner's lease be older than it is; how long it still holds then."""
+
+    async def work(tx):
+        run = (await tx.session.scalars(select(Run))).one()
+        run.learner_expires_at -= timedelta(seconds=seconds)
+        return (run.learner_expires_at - tx.now).total_seconds()
+
+    return await world.context.ledger.write(work)
+
+
+async def test_a_learner_that_is_heard_of_keeps_the_policy_and_a_silent_one_loses_it(patient):
+    world = patient
+    await world.submit()
+    first = await world.api.claim_policy("first-run", learner="l1")
+    assert first.lease_s == LONG_S
+    for _ in range(3):  # longer than a lease, by the ledger's clock
+        assert 0 < await age(world, LONG_S / 2) < LONG_S / 2
+        with pytest.raises(Refused, match="l1 holds"):
+            await world.api.claim_policy("first-run", learner="l2")
+        assert (await world.api.hold_policy("first-run", epoch=first.epoch)).action == "continue"
+    assert await age(world, LONG_S) < 0
+    await world.api.hold_policy("first-run", epoch=first.epoch)  # late, but nobody took it
+    with pytest.raises(Refused, match="l1 holds"):
+        await world.api.claim_policy("first-run", learner="l2")
+    await age(world, LONG_S)
+    second = await world.api.claim_policy("first-run", learner="l2")
+    assert second.epoch == first.epoch + 1
+    with pytest.raises(Refused):
+        await world.api.hold_policy("first-run", epoch=first.epoch)
+    await world.api.post("/v1/runs/latest/pause")
+    assert (await world.api.hold_policy("first-run", epoch=second.epoch)).action == "continue"
+    await world.api.post("/v1/runs/latest/cancel")
+    assert (await world.api.hold_policy("first-run", epoch=second.epoch)).action == "cancel"
+
+
 async def test_tokens_of_a_lost_version_are_never_trained(world):
     await world.submit()
     lease = await world.api.claim_policy("first-run", learner="l1")
@@ -203,7 +258,7 @@ async def test_tokens_of_a_lost_version_are_never_trained(world):
     world.engine_version = grant.version  # loaded by the engine, then the learner dies
     async with Workers(lambda: runner(world), lambda: verifier(world)):
         await world.until(lambda state: state["groups"]["train"]["closed"] >= 1)
-    lease = await world.api.claim_policy("first-run", learner="l2")
+    lease = await world.api.claim_policy("first-run", learner="l1")  # restarted under its name: it need not wait
     async with world.bus.consume(train_queue("first-run")) as commands:
         group = (await commands.get()).message.group_id
     with pytest.raises(Refused, match="died with its learner"):
