@@ -35,8 +35,10 @@ async def serve(settings: Settings, bus: Bus, blobs: Blobs, *, policy: str | Non
     """Train ``policy`` until ``stop`` is set; None: the policies of the API's runs, one after another.
 
     ``name`` is told to the ledger, and no other living learner may have it. Working files lie in
-    ``{settings.data}/learner/{policy}``, which the engines must be able to read under the same path. Start one for
-    each policy, or a single one for all. Raises what makes a step fail; the ledger gives its groups out again.
+    ``{settings.data}/learner/{policy}``, which the engines must be able to read under the same path. One learner
+    trains a policy; any other stands by, and takes over once the ledger has not heard of the first for as long as a lease
+    lasts (`Settings.lease_s`), or at once where that one gave it up. Raises what makes a step fail; the ledger gives its
+    groups out again.
     """
     work = asyncio.create_task(_work(settings, bus, blobs, policy, name))
     halt = asyncio.create_task(stop.wait())
