@@ -41,8 +41,8 @@ class ApiClient(ServiceClient):
         )
 
     async def scoring(self, session: str) -> ScoreOrder:
-        """What to score. Raises Refused where the attempt is past scoring."""
-        return msgspec.json.decode(await self.request("GET", f"/v1/attempts/{session}/scoring"), type=ScoreOrder)
+        """What to score; asked again, that it is still being scored. Raises Refused where the attempt is past scoring."""
+        return msgspec.json.decode(await self.request("POST", f"/v1/attempts/{session}/scoring"), type=ScoreOrder)
 
     async def claim_policy(self, policy: str, *, learner: str) -> LearnerLease | None:
         """Become the policy's learner; None where no run trains it now. Raises Refused while another learner holds it."""
@@ -54,9 +54,9 @@ class ApiClient(ServiceClient):
         body = await self.request("POST", f"/v1/policies/{policy}/learner/heartbeat", {"epoch": epoch})
         return msgspec.json.decode(body, type=Heartbeat)
 
-    async def release_policy(self, policy: str, *, epoch: int) -> None:
-        """End a learner's lease. Raises Refused where the epoch is old."""
-        await self.request("POST", f"/v1/policies/{policy}/learner/release", {"epoch": epoch})
+    async def release_policy(self, policy: str, *, epoch: int, step: int) -> None:
+        """End a learner's lease; ``step`` is the last that it has reported. Raises Refused where the epoch is old."""
+        await self.request("POST", f"/v1/policies/{policy}/learner/release", {"epoch": epoch, "step": step})
 
     async def claim_group(self, group: str, *, epoch: int) -> GroupOrder:
         """Fetch a closed group to train it. Raises Refused where it was disposed of or the epoch is old."""

@@ -8,6 +8,10 @@ from typing import Literal
 
 import msgspec
 
+REPORT_S = 600.0
+"""How long a worker is heard of after its report, at most: one that was not read by then is lost or a dead letter, and its work
+is to be done again."""
+
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     """How the policy is sampled, whatever the agent asks for."""
@@ -66,7 +70,10 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScoreOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """Answer to ``GET /v1/attempts/{session}/scoring``: blobs of a snapshot, of the agent side and of the grader side."""
+    """Answer to ``POST /v1/attempts/{session}/scoring``: blobs of a snapshot, of the agent side and of the grader side.
+
+    The command is issued again, to any verifier, where nobody has asked for ``again_s`` seconds.
+    """
 
     session_id: str
     task_id: str
@@ -75,6 +82,7 @@ class ScoreOrder(msgspec.Struct, frozen=True, kw_only=True):
     grader_bundle: str
     trusted: bool
     sandbox: Literal["auto", "bubblewrap", "docker", "process"]
+    again_s: float = 60.0
 
 
 class LearnerLease(msgspec.Struct, frozen=True, kw_only=True):

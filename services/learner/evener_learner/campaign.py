@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
-from evener.api import ApiClient, GroupOrder, LearnerLease, Refused
+from evener.api import REPORT_S, ApiClient, GroupOrder, LearnerLease, Refused
 from evener.blobs import Blobs
 from evener.bus import Bus, Delivery
 from evener.errors import InfraError, InputError
@@ -69,7 +69,7 @@ class Campaign:
 
     async def run(self) -> None:
         """Train until the run's last step. Raises Refused when the epoch is old, LeaseOver when the run has ended."""
-        await held(self._api, self._lease, self._train_steps())
+        await held(self._api, self._lease, self._train_steps(), step=lambda: self._step)
 
     async def _train_steps(self) -> None:
         policy, checkpoint = await asyncio.to_thread(self._fetch)
@@ -235,7 +235,7 @@ class Campaign:
 
     async def _settle(self) -> None:
         """Wait until the ledger has the last step: an earlier claim would be given the step before, to train it again."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + REPORT_S
         while time.monotonic() < deadline:
             run = await _patiently(lambda: self._api.get(f"/v1/runs/{self._lease.run_id}"))
             if run.get("state") in OVER or int(run.get("step") or 0) >= self._steps:

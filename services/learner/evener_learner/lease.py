@@ -5,7 +5,7 @@ Called by `evener_learner.campaign`.
 """
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
@@ -26,8 +26,8 @@ class LeaseOver(Exception):
     """The run does not train any more."""
 
 
-async def held(api: ApiClient, lease: LearnerLease, work: Coroutine[Any, Any, None]) -> None:
-    """Do ``work`` while the lease is prolonged; it is cancelled when the lease is lost.
+async def held(api: ApiClient, lease: LearnerLease, work: Coroutine[Any, Any, None], *, step: Callable[[], int]) -> None:
+    """Do ``work`` while the lease is prolonged; it is cancelled when the lease is lost. ``step``: the last one reported.
 
     Raises what ``work`` raises, Refused where another learner took over, LeaseOver where the run has ended.
     """
@@ -42,7 +42,7 @@ async def held(api: ApiClient, lease: LearnerLease, work: Coroutine[Any, Any, No
         working.cancel()
         beating.cancel()
         await asyncio.gather(working, beating, return_exceptions=True)
-        await _release(api, lease)
+        await _release(api, lease, step())
 
 
 async def _beat(api: ApiClient, lease: LearnerLease) -> None:
@@ -59,7 +59,7 @@ async def _beat(api: ApiClient, lease: LearnerLease) -> None:
             raise LeaseOver(f"run {lease.run_id} is over")
 
 
-async def _release(api: ApiClient, lease: LearnerLease) -> None:
+async def _release(api: ApiClient, lease: LearnerLease, step: int) -> None:
     with suppress(Refused, InputError, InfraError, TimeoutError):
         async with asyncio.timeout(RELEASE_S):
-            await api.release_policy(lease.policy, epoch=lease.epoch)
+            await api.release_policy(lease.policy, epoch=lease.epoch, step=step)

@@ -17,7 +17,7 @@ from evener_orchestrator.consumer import consume
 from evener_orchestrator.context import Context
 from evener_orchestrator.ledger.attempts import expire
 from evener_orchestrator.ledger.models import Run
-from evener_orchestrator.ledger.reissue import reissue
+from evener_orchestrator.ledger.reissue import REISSUE_S, reissue
 from evener_orchestrator.ledger.wakeup import listen
 from evener_orchestrator.outbox import send
 from evener_orchestrator.release import release
@@ -26,7 +26,6 @@ from evener_orchestrator.states import RunState
 GATHER_S = 0.02
 """Changes within this time are planned for at once: a group's rollouts end in bunches."""
 
-REISSUE_S = 60.0
 RELEASE_S = 2.0
 """The proxy's memory of a finished session is small: many are released at once."""
 

@@ -12,6 +12,7 @@ from evener.errors import InputError, Outcome
 from evener.ids import session_id
 from evener.messages import (
     ROLLOUTS,
+    WORKSPACES,
     GroupClosed,
     PolicyPublished,
     RolloutScored,
@@ -19,6 +20,9 @@ from evener.messages import (
     train_queue,
 )
 from evener_orchestrator.ledger.models import Run
+from evener_orchestrator.ledger.reissue import reissue
+from evener_orchestrator.loops import drain_outbox
+from evener_runner.heart import Heart
 from tests.unit.orchestrator.world import Workers, World, everyone, finished, run_file, runner, verifier
 
 LONG_S = 600.0
@@ -38,6 +42,10 @@ async def patient(tmp_path):
     await world.start()
     yield world
     await world.close()
+
+
+async def clock(tx):
+    return tx.now
 
 
 async def a_command(world):
@@ -167,6 +175,47 @@ async def test_a_fault_of_the_tasks_author_rejects_the_group(world, by_verifier)
     assert state["groups"]["train"]["trained"] == 0
 
 
+async def test_what_a_verifier_is_at_is_not_given_to_a_second(world):
+    await world.submit()
+    async with Workers(lambda: runner(world)):
+        await world.until(lambda state: state["rollouts"]["scoring"] == 4)
+    await drain_outbox(world.context)
+    before = await world.context.ledger.write(clock)
+    await world.api.scoring(world.leases[0].session_id)
+    assert await world.bus.depth(WORKSPACES) == 4
+    await world.context.ledger.write(lambda tx: reissue(tx, before=before))
+    await drain_outbox(world.context)
+    async with asyncio.timeout(10):
+        while await world.bus.depth(WORKSPACES) < 4 + 3:
+            await asyncio.sleep(0.02)
+    await asyncio.sleep(0.2)
+    assert await world.bus.depth(WORKSPACES) == 4 + 3
+
+
+async def test_a_reported_attempt_is_not_lost_while_its_runner_is_heard_of(impatient):
+    """The ledger reads the report after several leases; the last beat is refused, which ends the beating."""
+    world, reads = impatient, asyncio.Event()
+    load = world.trace.load
+
+    async def late(session):
+        await reads.wait()
+        return await load(session)
+
+    world.trace.load = late
+    await world.submit(run_file(rollouts={"group_size": 2, "concurrent": 1}))
+    lease = await a_lease(world)
+    heart = Heart(world.api, lease, lambda why: None)
+    async with heart.beating():
+        await world.bus.publish(finished(world, lease))
+        await asyncio.sleep(2)
+        reads.set()
+        async with asyncio.timeout(10):
+            await heart.until_read(60)
+    state = await rollout(world, lease)
+    assert (state["attempt"], state["state"]) == (1, "archived")
+    assert world.context.refused["RolloutFinished"] == 0
+
+
 async def test_a_failing_verifier_is_asked_three_times(world):
     world.scored = lambda event: [RolloutScored(rollout_id=event.rollout_id, attempt=event.attempt, cause="verifier_failed")]
     await world.submit(run_file(rollouts={"group_size": 2, "concurrent": 1}))
@@ -191,12 +240,16 @@ async def test_the_words_of_an_older_learner_are_refused(world):
     assert await world.api.allot_version("first-run", epoch=old.epoch, step=1) == grant  # a repeated request
     with pytest.raises(Refused, match="l1 holds"):
         await world.api.claim_policy("first-run", learner="l2")
-    await world.api.release_policy("first-run", epoch=old.epoch)
+    await world.api.release_policy("first-run", epoch=old.epoch, step=1)  # whose report the ledger has not read yet
+    with pytest.raises(Refused, match="l1 holds"):
+        await world.api.claim_policy("first-run", learner="l2")
+    await world.api.release_policy("first-run", epoch=old.epoch, step=0)
     new = await world.api.claim_policy("first-run", learner="l2")
     assert new.epoch == old.epoch + 1
-    for late in (world.api.hold_policy, world.api.release_policy):
-        with pytest.raises(Refused):
-            await late("first-run", epoch=old.epoch)
+    with pytest.raises(Refused):
+        await world.api.hold_policy("first-run", epoch=old.epoch)
+    with pytest.raises(Refused):
+        await world.api.release_policy("first-run", epoch=old.epoch, step=0)
     with pytest.raises(Refused):
         await world.api.claim_group(group, epoch=old.epoch)
     with pytest.raises(Refused):

@@ -79,12 +79,12 @@ async def test_the_steps_after_the_checkpoint_are_trained_again(world):
     async with everyone(world, checkpoints=False, dies_after=1):
         await world.until(lambda state: (state["step"], state["version"], state["rollouts"]["done"]) == (1, 2, 8))
     first = set(world.trained)
-    await world.api.release_policy("first-run", epoch=1)
+    await world.api.release_policy("first-run", epoch=1, step=0)
     lease = await world.api.claim_policy("first-run", learner="l2")
     assert (lease.epoch, lease.step, lease.version, lease.checkpoint) == (2, 0, 1, None)
     state = await world.api.get("/v1/runs/latest")
     assert (state["step"], state["groups"]["train"]["trained"]) == (0, 0)
-    await world.api.release_policy("first-run", epoch=2)
+    await world.api.release_policy("first-run", epoch=2, step=0)
     world.engine_version = 1
     async with everyone(world, name="l3"):
         state = await world.until_over()

@@ -26,9 +26,16 @@ class Claim(msgspec.Struct):
 
 
 class Epoch(msgspec.Struct):
-    """Body of a learner's heartbeat and release."""
+    """Body of a learner's heartbeat."""
 
     epoch: int
+
+
+class Release(msgspec.Struct):
+    """Body of a learner's release; ``step``: the last that it has reported."""
+
+    epoch: int
+    step: int
 
 
 class Allotment(msgspec.Struct):
@@ -65,9 +72,9 @@ async def heartbeat(policy: str, request: Request, shared: Shared) -> Response:
 
 @router.post("/{policy}/learner/release")
 async def release(policy: str, request: Request, shared: Shared) -> Response:
-    """End a learner's lease."""
-    body = await read_json(request, Epoch)
-    return as_json(await shared.ledger.write(lambda tx: learner.release(tx, policy, epoch=body.epoch)))
+    """End a learner's lease, at once where its last step is recorded."""
+    body = await read_json(request, Release)
+    return as_json(await shared.ledger.write(lambda tx: learner.release(tx, policy, epoch=body.epoch, step=body.step)))
 
 
 @router.post("/{policy}/versions")

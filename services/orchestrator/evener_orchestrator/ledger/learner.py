@@ -74,11 +74,16 @@ async def heartbeat(tx: Transaction, policy: str, *, epoch: int, lease_s: float)
     return Heartbeat(lease_s=lease_s)
 
 
-async def release(tx: Transaction, policy: str, *, epoch: int) -> None:
-    """End the lease of a learner that stops, so that the next need not wait. Raises Conflict where the epoch is old."""
+async def release(tx: Transaction, policy: str, *, epoch: int, step: int) -> None:
+    """End the lease of a learner that stops, so that the next need not wait. Raises Conflict where the epoch is old.
+
+    Where ``step``, the last that it has reported, waits to be read, the lease ends by itself: a claim before that would
+    have the step trained again.
+    """
     run = await lock_policy(tx, policy)
     check_newest(run, epoch)
-    run.learner_expires_at = None
+    if run.step >= step:
+        run.learner_expires_at = None
 
 
 async def _go_back(tx: Transaction, run: Run, step: int) -> None:

@@ -150,7 +150,9 @@ class Rollout(Base):
     version_min: Mapped[int | None] = mapped_column(comment="the oldest policy version that sampled a token")
     version_max: Mapped[int | None] = mapped_column(comment="the newest policy version that sampled a token")
     scorings: Mapped[int] = mapped_column(default=0, comment="how often its scoring failed through a fault of ours")
-    issued_at: Mapped[datetime | None] = mapped_column(comment="when the command it waits on was last sent")
+    issued_at: Mapped[datetime | None] = mapped_column(
+        comment="when the command it waits on was last sent, or a verifier last heard of"
+    )
     created_at: Mapped[datetime] = mapped_column(comment="when it was planned")
     ended_at: Mapped[datetime | None] = mapped_column(comment="when its outcome was recorded")
 
