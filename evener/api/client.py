@@ -4,6 +4,7 @@ A refusal (409) means that the ledger has gone on without the caller: it drops w
 tried again with back-off until ``patience_s`` is over, since each request is idempotent.
 """
 
+import contextlib
 from typing import Any
 
 import msgspec
@@ -16,6 +17,13 @@ from evener.tasks import task_digest
 
 class Refused(Exception):
     """The ledger refused: another holds the lease, the epoch is old, or the object is past that state."""
+
+
+class _Problem(msgspec.Struct):
+    """Body of an error."""
+
+    detail: str
+    cause: str = ""
 
 
 class ApiClient(ServiceClient):
@@ -102,12 +110,12 @@ class ApiClient(ServiceClient):
 def _checked(status: int, content: bytes, what: str) -> bytes:
     if status < 400:
         return content
-    text = content.decode(errors="replace")
-    try:
-        document = msgspec.json.decode(content)
-        text = str(document.get("detail", text)) if isinstance(document, dict) else text
-    except msgspec.DecodeError:
-        pass
+    problem = _Problem(detail=content.decode(errors="replace"))
+    with contextlib.suppress(msgspec.DecodeError):
+        problem = msgspec.json.decode(content, type=_Problem)
+    text = problem.detail
+    if problem.cause == "stack_in_use":
+        raise InputError(problem.cause, text)
     if status == 409:
         raise Refused(f"{what}: {text}")
     if status == 404:
