@@ -4,7 +4,9 @@ import sqlite3
 
 import pytest
 
-from evener_orchestrator.loops import drain_sessions
+from evener.messages import train_queue
+from evener_orchestrator import queues
+from evener_orchestrator.loops import drain_outbox, drain_sessions, drop_queues
 from tests.unit.orchestrator.world import Workers, everyone, run_file, runner, verifier
 
 EVAL = {"tasks": "./held-out", "every": 0, "group_size": 2}
@@ -35,6 +37,25 @@ async def test_a_training_run_with_evaluations_ends_done(world, repeat):
     await drain_sessions(world.context)
     assert rows(world, "SELECT count(*) FROM attempts WHERE ended_at IS NULL OR released_at IS NULL") == [(0,)]
     assert world.trace.calls == {}  # the proxy forgot every session
+
+
+async def test_the_queue_of_a_policy_goes_when_its_run_is_over(world, monkeypatch):
+    run = (await world.submit())["run_id"]
+    queue = train_queue("first-run")
+    async with Workers(lambda: runner(world), lambda: verifier(world)):
+        await world.until(lambda state: state["groups"]["train"]["closed"] >= 2)
+    monkeypatch.setattr(queues, "IDLE_S", 0.0)
+    lease = await world.api.claim_policy("first-run", learner="l")
+    await drain_outbox(world.context)
+    await drop_queues(world.context)
+    assert await world.bus.depth(queue) >= 2
+    await world.api.post(f"/v1/runs/{run}/cancel")
+    await drop_queues(world.context)
+    assert await world.bus.depth(queue) >= 2  # the learner may still be at it
+    await world.api.release_policy("first-run", epoch=lease.epoch, step=0)
+    await drop_queues(world.context)
+    assert queue not in world.bus._queues
+    assert rows(world, "SELECT count(*) FROM runs WHERE queue_deleted_at IS NULL") == [(0,)]
 
 
 async def test_evaluations_hold_the_version_and_training_waits(world):

@@ -69,6 +69,7 @@ class Run(Base):
     epoch: Mapped[int] = mapped_column(default=0, comment="of the learner that may speak")
     learner: Mapped[str | None] = mapped_column(String(128), comment="name of the learner that may speak")
     learner_expires_at: Mapped[datetime | None] = mapped_column(comment="until then no other learner gets the policy")
+    queue_deleted_at: Mapped[datetime | None] = mapped_column(comment="when the queue of its learner was deleted")
     reason: Mapped[str] = mapped_column(Text, default="", comment="why it failed or was cancelled")
     created_at: Mapped[datetime] = mapped_column(comment="when it was submitted")
     ended_at: Mapped[datetime | None] = mapped_column(comment="when it was done, failed or cancelled")
