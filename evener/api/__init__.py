@@ -2,6 +2,7 @@
 
 from evener.api.client import ApiClient, Refused
 from evener.api.types import (
+    REPORT_S,
     Budget,
     GroupOrder,
     HarnessRef,
@@ -16,6 +17,7 @@ from evener.api.types import (
 )
 
 __all__ = [
+    "REPORT_S",
     "ApiClient",
     "Budget",
     "GroupOrder",

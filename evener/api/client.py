@@ -4,6 +4,7 @@ A refusal (409) means that the ledger has gone on without the caller: it drops w
 tried again with back-off until ``patience_s`` is over, since each request is idempotent.
 """
 
+import contextlib
 from typing import Any
 
 import msgspec
@@ -16,6 +17,13 @@ from evener.tasks import task_digest
 
 class Refused(Exception):
     """The ledger refused: another holds the lease, the epoch is old, or the object is past that state."""
+
+
+class _Problem(msgspec.Struct):
+    """Body of an error."""
+
+    detail: str
+    cause: str = ""
 
 
 class ApiClient(ServiceClient):
@@ -41,13 +49,22 @@ class ApiClient(ServiceClient):
         )
 
     async def scoring(self, session: str) -> ScoreOrder:
-        """What to score. Raises Refused where the attempt is past scoring."""
-        return msgspec.json.decode(await self.request("GET", f"/v1/attempts/{session}/scoring"), type=ScoreOrder)
+        """What to score; asked again, that it is still being scored. Raises Refused where the attempt is past scoring."""
+        return msgspec.json.decode(await self.request("POST", f"/v1/attempts/{session}/scoring"), type=ScoreOrder)
 
     async def claim_policy(self, policy: str, *, learner: str) -> LearnerLease | None:
-        """Become the policy's learner; None where no run trains it now."""
+        """Become the policy's learner; None where no run trains it now. Raises Refused while another learner holds it."""
         body = await self.request("POST", f"/v1/policies/{policy}/learner", {"learner": learner})
         return msgspec.json.decode(body, type=LearnerLease | None)
+
+    async def hold_policy(self, policy: str, *, epoch: int) -> Heartbeat:
+        """Prolong a learner's lease. Raises Refused where the epoch is old."""
+        body = await self.request("POST", f"/v1/policies/{policy}/learner/heartbeat", {"epoch": epoch})
+        return msgspec.json.decode(body, type=Heartbeat)
+
+    async def release_policy(self, policy: str, *, epoch: int, step: int) -> None:
+        """End a learner's lease; ``step`` is the last that it has reported. Raises Refused where the epoch is old."""
+        await self.request("POST", f"/v1/policies/{policy}/learner/release", {"epoch": epoch, "step": step})
 
     async def claim_group(self, group: str, *, epoch: int) -> GroupOrder:
         """Fetch a closed group to train it. Raises Refused where it was disposed of or the epoch is old."""
@@ -93,12 +110,12 @@ class ApiClient(ServiceClient):
 def _checked(status: int, content: bytes, what: str) -> bytes:
     if status < 400:
         return content
-    text = content.decode(errors="replace")
-    try:
-        document = msgspec.json.decode(content)
-        text = str(document.get("detail", text)) if isinstance(document, dict) else text
-    except msgspec.DecodeError:
-        pass
+    problem = _Problem(detail=content.decode(errors="replace"))
+    with contextlib.suppress(msgspec.DecodeError):
+        problem = msgspec.json.decode(content, type=_Problem)
+    text = problem.detail
+    if problem.cause == "stack_in_use":
+        raise InputError(problem.cause, text)
     if status == 409:
         raise Refused(f"{what}: {text}")
     if status == 404:

@@ -8,6 +8,10 @@ from typing import Literal
 
 import msgspec
 
+REPORT_S = 600.0
+"""How long a worker is heard of after its report, at most: one that was not read by then is lost or a dead letter, and its work
+is to be done again."""
+
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     """How the policy is sampled, whatever the agent asks for."""
@@ -59,14 +63,17 @@ class RolloutLease(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
-    """Answer to ``POST /v1/attempts/{session}/heartbeat``: how long the lease now holds and what to do."""
+    """Answer to a heartbeat of an attempt or of a learner: how long the lease now holds and what to do."""
 
     lease_s: float
     action: Literal["continue", "cancel", "pause"] = "continue"
 
 
 class ScoreOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """Answer to ``GET /v1/attempts/{session}/scoring``: blobs of a snapshot, of the agent side and of the grader side."""
+    """Answer to ``POST /v1/attempts/{session}/scoring``: blobs of a snapshot, of the agent side and of the grader side.
+
+    The command is issued again, to any verifier, where nobody has asked for ``again_s`` seconds.
+    """
 
     session_id: str
     task_id: str
@@ -75,17 +82,20 @@ class ScoreOrder(msgspec.Struct, frozen=True, kw_only=True):
     grader_bundle: str
     trusted: bool
     sandbox: Literal["auto", "bubblewrap", "docker", "process"]
+    again_s: float = 60.0
 
 
 class LearnerLease(msgspec.Struct, frozen=True, kw_only=True):
     """Answer to ``POST /v1/policies/{policy}/learner``: the run to train and where it stands.
 
-    ``epoch`` fences: a later learner gets a greater one, and the ledger refuses what carries a smaller one. ``step`` and
+    ``epoch`` fences: a later learner gets a greater one, and the ledger refuses what carries a smaller one. Nobody else gets
+    the policy for ``lease_s`` seconds, and again as long after each heartbeat. ``step`` and
     ``version`` are those of ``checkpoint`` (None: the start policy); ``train`` is the run file's ``[train]`` table.
     """
 
     policy: str
     epoch: int
+    lease_s: float
     run_id: str
     step: int
     version: int

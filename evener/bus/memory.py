@@ -58,7 +58,12 @@ class MemoryBus:
     async def depth(self, queue: str) -> int:
         """How many messages wait."""
         with self._lock:
-            return len(self._queue(queue).entries)
+            return len(self._queues[queue].entries) if queue in self._queues else 0
+
+    async def delete(self, queue: str) -> None:
+        """Forget a queue."""
+        with self._lock:
+            self._queues.pop(queue, None)
 
     async def dead_letters(self, limit: int | None = 100) -> list[DeadLetter]:
         """The oldest dead letters."""

@@ -108,6 +108,14 @@ class Bus(Protocol):
         """How many messages wait in ``queue`` (those in a consumer's hands are not counted); 0 where it is absent."""
         ...
 
+    async def delete(self, queue: str) -> None:
+        """Forget ``queue``, which nobody consumes, with what waits in it; who publishes or consumes later makes it anew.
+
+        RabbitMQ does not tell a consumer whose queue is deleted and made anew at once. An absent queue is no error. Raises
+        InfraError.
+        """
+        ...
+
     async def dead_letters(self, limit: int | None = 100) -> list[DeadLetter]:
         """At most ``limit`` dead letters (None: all), oldest first. They stay."""
         ...

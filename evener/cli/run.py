@@ -14,7 +14,6 @@ from evener.cli import embedded
 from evener.cli.output import err, out, print_json
 from evener.cli.progress import ENDED, clock, outcomes, pass1_table, watch
 from evener.cli.submit import Submission, check_policy, prepare, submit
-from evener.errors import InputError
 from evener.sandbox.probe import bubblewrap_missing
 from evener.settings import Settings
 
@@ -35,8 +34,8 @@ async def run(settings: Settings, file: Path, *, new: bool, evaluate: bool, as_j
     await _warn_of_sandbox(settings, document)
     async with embedded.embedded(settings, policy=submission.policy, name=document.name, stop=stop) as stack:
         async with ApiClient(stack.settings.api, stack.settings.api_token.get_secret_value()) as api:
+            await _pause_others(api, document.name)
             answer = await submit(api, submission, new=new)
-            await _pause_others(api, answer["run_id"])
             stack.learn(answer["policy"])
             state = await _follow(api, submission, answer, stop)
             await _end(api, state, as_json=as_json)
@@ -51,20 +50,12 @@ async def _elsewhere(
 ) -> int:
     """Submit a run to the stack at ``url`` and show it; nothing is started here."""
     async with ApiClient(url, settings.api_token.get_secret_value()) as api:
-        await _refuse_a_second(api, submission.run.name)
         answer = await submit(api, submission, new=new)
         state = await _follow(api, submission, answer, stop)
         await _end(api, state, as_json=as_json)
     if state["state"] not in ENDED:
         err.print(f"the run goes on at {url}; the same command shows it again, `evener runs cancel {state['name']}` ends it")
     return 0 if state["state"] == "done" else 1
-
-
-async def _refuse_a_second(api: ApiClient, name: str) -> None:
-    """A stack's engines serve one policy: rollouts of a second run would be sampled from the first one's weights."""
-    for other in await api.get("/v1/runs"):
-        if other["state"] == "running" and other["name"] != name:
-            raise InputError("stack_in_use", f"run {other['name']} ({other['run_id']}) is running")
 
 
 async def _warn_of_sandbox(settings: Settings, document: runfile.RunFile) -> None:
@@ -86,10 +77,10 @@ async def _follow(api: ApiClient, submission: Submission, answer: dict[str, Any]
     return await watch(api, answer["run_id"], err, stop)
 
 
-async def _pause_others(api: ApiClient, run_id: str) -> None:
+async def _pause_others(api: ApiClient, name: str) -> None:
     """The embedded engine serves one policy: unfinished runs of other names wait until they are run again."""
     for other in await api.get("/v1/runs"):
-        if other["state"] == "running" and other["run_id"] != run_id:
+        if other["state"] == "running" and other["name"] != name:
             await api.post(f"/v1/runs/{other['run_id']}/pause")
             err.print(f"pausing run {other['name']}; its own run file resumes it")
 

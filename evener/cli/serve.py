@@ -12,7 +12,7 @@ import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import aiohttp
 
@@ -167,17 +167,7 @@ async def _runner(process: Process) -> None:
     await choose(process.settings.sandbox, trusted=True)  # a sandbox that is insisted on works, or nothing starts
     settings, bus = process.settings, process.bus()
     api, proxy = await process.reaches(f"{settings.api}/readyz", f"{settings.admin}/readyz")
-    async with process.ready({"bus": _answers(bus), "api": api, "proxy": proxy}) as ready:
-        if ready:
-            await service.serve(
-                settings,
-                bus,
-                process.blobs(),
-                stop=process.stop,
-                name=process.name,
-                drain_s=settings.drain_s,
-                counts=process.counts,
-            )
+    await _work(process, service.serve, bus, {"bus": _answers(bus), "api": api, "proxy": proxy})
 
 
 async def _verifier(process: Process) -> None:
@@ -186,9 +176,23 @@ async def _verifier(process: Process) -> None:
     await choose(process.settings.sandbox, trusted=True)
     settings, bus = process.settings, process.bus()
     (api,) = await process.reaches(f"{settings.api}/readyz")
-    async with process.ready({"bus": _answers(bus), "api": api}) as ready:
+    await _work(process, service.serve, bus, {"bus": _answers(bus), "api": api})
+
+
+class _Worker(Protocol):
+    """`serve` of a runner or verifier."""
+
+    async def __call__(
+        self, settings: Settings, bus: Bus, blobs: Blobs, *, stop: asyncio.Event, name: str, drain_s: float, counts: Counts
+    ) -> None: ...
+
+
+async def _work(process: Process, work: _Worker, bus: Bus, checks: Mapping[str, Check]) -> None:
+    """Let a worker work once it has what it needs."""
+    settings = process.settings
+    async with process.ready(checks) as ready:
         if ready:
-            await service.serve(
+            await work(
                 settings,
                 bus,
                 process.blobs(),

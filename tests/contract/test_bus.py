@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import aio_pika
 import pytest
+from aio_pika.exceptions import ChannelNotFoundEntity
 
 from evener.bus import DELIVERY_LIMIT, Bus, MemoryBus, connect, port
 from evener.messages import EVENTS, ROLLOUTS, WORKSPACES, GroupClosed, RunRollout, ScoreWorkspace, TrainGroup, train_queue
@@ -23,6 +24,7 @@ class Backend:
     name: str
     bus: Bus
     put_raw: Callable[[str, bytes], Awaitable[None]]
+    has: Callable[[str], Awaitable[bool]]
 
 
 @pytest.fixture(params=["memory", "amqp"])
@@ -34,7 +36,10 @@ async def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
         async def put_memory(queue: str, body: bytes) -> None:
             memory.put(queue, body)
 
-        yield Backend("memory", memory, put_memory)
+        async def memory_has(queue: str) -> bool:
+            return queue in memory._queues
+
+        yield Backend("memory", memory, put_memory, memory_has)
         return
     url: str = request.getfixturevalue("fresh_amqp_url")
 
@@ -43,8 +48,17 @@ async def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
             channel = await connection.channel(on_return_raises=True)
             await channel.default_exchange.publish(aio_pika.Message(body, delivery_mode=2, priority=0), queue)
 
+    async def amqp_has(queue: str) -> bool:
+        async with await aio_pika.connect(url, timeout=10) as connection:
+            channel = await connection.channel()
+            try:
+                await channel.declare_queue(queue, passive=True)
+            except ChannelNotFoundEntity:
+                return False
+            return True
+
     bus = connect(url)
-    yield Backend("amqp", bus, put_amqp)
+    yield Backend("amqp", bus, put_amqp, amqp_has)
     await asyncio.wait_for(bus.close(), 2)
 
 
@@ -291,6 +305,24 @@ async def test_depth_counts_what_waits(bus: Bus) -> None:
         await take(consumer)
         await until_depth(bus, ROLLOUTS, 2)
     await until_depth(bus, ROLLOUTS, 3)
+
+
+async def test_a_deleted_queue_is_gone_until_somebody_needs_it(backend: Backend) -> None:
+    bus, queue = backend.bus, train_queue("tiny")
+    sent = [TrainGroup(run_id="run", policy="tiny", group_id=f"g{number}") for number in range(2)]
+    await bus.delete(queue)
+    await bus.publish(sent[0])
+    await until_depth(bus, queue, 1)
+    await bus.publish(command())
+    await bus.delete(queue)
+    assert await bus.depth(queue) == 0
+    assert not await backend.has(queue)
+    await until_depth(bus, ROLLOUTS, 1)
+    await bus.publish(sent[1])
+    async with bus.consume(queue) as consumer:
+        delivery = await take(consumer)
+        assert delivery.message == sent[1]
+        await delivery.ack()
 
 
 async def bury(backend: Backend, *bodies: bytes) -> None:

@@ -158,7 +158,6 @@ def running_stack(folder: Path, *, database: str, amqp: str, redis: str) -> Iter
             "EVENER_ENGINE_URLS": json.dumps([f"http://127.0.0.1:{engine}"]),
             "EVENER_ENGINE_PORT": str(engine),
             "EVENER_RUNNER_SLOTS": "4",
-            "EVENER_LEASE_S": "120",
             "OMP_NUM_THREADS": "1",
             "TOKENIZERS_PARALLELISM": "false",
             "PYTHONPATH": path,

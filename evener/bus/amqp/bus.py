@@ -56,6 +56,20 @@ class AmqpBus:
         finally:
             await farewell(channel.close())
 
+    async def delete(self, queue: str) -> None:
+        """Delete a queue. Raises InfraError."""
+        await persist(
+            lambda: self._delete(queue), patience_s=self._patience_s, what=f"deleting {queue} on {self._publisher.link.place}"
+        )
+
+    async def _delete(self, queue: str) -> None:
+        self._topology.forget()
+        channel = await self._publisher.link.channel(confirms=False)
+        try:
+            await guard(channel.queue_delete(queue))  # an absent one is no error
+        finally:
+            await farewell(channel.close())
+
     async def dead_letters(self, limit: int | None = 100) -> list[DeadLetter]:
         """The oldest dead letters. Raises InfraError."""
         return await persist(

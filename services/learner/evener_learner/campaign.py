@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
-from evener.api import ApiClient, GroupOrder, LearnerLease, Refused
+from evener.api import REPORT_S, ApiClient, GroupOrder, LearnerLease, Refused
 from evener.blobs import Blobs
 from evener.bus import Bus, Delivery
 from evener.errors import InfraError, InputError
@@ -22,6 +22,7 @@ from evener.log import get
 from evener.messages import GroupClosed, PolicyPublished, StepFinished, TrainGroup, train_queue
 from evener_learner.admission import Refusal
 from evener_learner.folders import LINEAGE, Position, pack_folder, read_position, unpack_folder, write_position
+from evener_learner.lease import LeaseOver, held
 from evener_learner.publisher import Publisher
 from evener_learner.steps import Assembly, Step
 from evener_learner.worker import Feed, StepResult, TrainerThread
@@ -34,10 +35,6 @@ LOOK_S = 10.0
 RETRY_S = 2.0
 OVER = frozenset({"done", "failed", "cancelled"})
 """States of a run that trains no more."""
-
-
-class LeaseOver(Exception):
-    """The run does not train any more."""
 
 
 class Campaign:
@@ -72,6 +69,9 @@ class Campaign:
 
     async def run(self) -> None:
         """Train until the run's last step. Raises Refused when the epoch is old, LeaseOver when the run has ended."""
+        await held(self._api, self._lease, self._train_steps(), step=lambda: self._step)
+
+    async def _train_steps(self) -> None:
         policy, checkpoint = await asyncio.to_thread(self._fetch)
         await self._publisher.publish(self._version, policy, force=self._new_policy)
         await asyncio.to_thread(self._remove_older)
@@ -170,7 +170,8 @@ class Campaign:
             if step is not None:
                 return step
             try:
-                await asyncio.wait_for(self._arrived.wait(), LOOK_S)
+                async with asyncio.timeout(LOOK_S):
+                    await self._arrived.wait()
             except TimeoutError:
                 await self._look()
 
@@ -234,7 +235,7 @@ class Campaign:
 
     async def _settle(self) -> None:
         """Wait until the ledger has the last step: an earlier claim would be given the step before, to train it again."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + REPORT_S
         while time.monotonic() < deadline:
             run = await _patiently(lambda: self._api.get(f"/v1/runs/{self._lease.run_id}"))
             if run.get("state") in OVER or int(run.get("step") or 0) >= self._steps:

@@ -1,14 +1,15 @@
 """One learner trains one policy at a time, under the newest epoch or not at all, and stops within seconds.
 
 `serve` claims the policy whenever a run wants it trained and runs one campaign after the other; started without a run to
-train, it brings the engines to the policy's newest version first. Without a policy of its own it takes the oldest run that is
-running, trains or only serves its policy, and goes on to the next when that run is over. Everything below it is one
-task, which a stop cancels: no wait below needs to know of the stop. Called by `evener serve learner` and the embedded stack.
+train, it brings the engines to the policy's newest version first; while another learner holds the policy it stands by and
+touches nothing. Without a policy of its own it takes the oldest run that is running, trains or only serves its policy, and goes
+on to the next when that run is over. Everything below it is one task, which a stop cancels: no wait below needs to know of the
+stop. Called by `evener serve learner` and the embedded stack.
 """
 
 import asyncio
 import shutil
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ from evener.engines.weights import DiskWeightSink
 from evener.errors import InfraError, InputError
 from evener.log import get
 from evener.settings import Settings
-from evener_learner.campaign import Campaign, LeaseOver
+from evener_learner.campaign import Campaign
 from evener_learner.folders import unpack_folder
+from evener_learner.lease import LeaseOver
 from evener_learner.publisher import Publisher
 
 log = get("learner")
@@ -32,9 +34,11 @@ POLL_S = 1.0
 async def serve(settings: Settings, bus: Bus, blobs: Blobs, *, policy: str | None, stop: asyncio.Event, name: str) -> None:
     """Train ``policy`` until ``stop`` is set; None: the policies of the API's runs, one after another.
 
-    ``name`` is told to the ledger. Working files lie in ``{settings.data}/learner/{policy}``, which the engines must be able
-    to read under the same path. A learner takes a policy over from any other, so that one that died is replaced at once: start
-    one for each policy, or a single one for all. Raises what makes a step fail; the ledger gives its groups out again.
+    ``name`` is told to the ledger, and no other living learner may have it. Working files lie in
+    ``{settings.data}/learner/{policy}``, which the engines must be able to read under the same path. One learner
+    trains a policy; any other stands by, and takes over once the ledger has not heard of the first for as long as a lease
+    lasts (`Settings.lease_s`), or at once where that one gave it up. Raises what makes a step fail; the ledger gives its
+    groups out again.
     """
     work = asyncio.create_task(_work(settings, bus, blobs, policy, name))
     halt = asyncio.create_task(stop.wait())
@@ -48,8 +52,12 @@ async def serve(settings: Settings, bus: Bus, blobs: Blobs, *, policy: str | Non
 async def _end(task: asyncio.Task[None]) -> None:
     """Cancel a task and wait for its end. Raises the error that it ended with before."""
     task.cancel()
-    with suppress(asyncio.CancelledError):
+    try:
         await task
+    except asyncio.CancelledError:
+        this = asyncio.current_task()
+        if this is not None and this.cancelling():  # it is us who are cancelled
+            raise
 
 
 async def _work(settings: Settings, bus: Bus, blobs: Blobs, policy: str | None, name: str) -> None:
@@ -134,10 +142,9 @@ class _Learner:
             log.info("lease over", policy=policy, epoch=epoch, error=str(error))
 
     async def _claim(self, policy: str) -> LearnerLease | None:
+        """The policy's lease, once no other learner holds it; None where no run trains it now."""
         try:
-            lease = await self._api.claim_policy(policy, learner=self._name)
-        except Refused:
-            return None
+            lease = await self._first_in_line(policy)
         except InputError as error:
             if error.cause != "not_found":
                 raise
@@ -148,6 +155,18 @@ class _Learner:
             log.warning("the API does not answer, trying again", error=str(error))
             return None
         return lease if lease is not None and lease.step < int(lease.train["steps"]) else None
+
+    async def _first_in_line(self, policy: str) -> LearnerLease | None:
+        waiting = False
+        while True:
+            try:
+                return await self._api.claim_policy(policy, learner=self._name)
+            except Refused as error:
+                self._publisher.forget()  # the engines are the other's
+                if not waiting:
+                    log.info("standing by", policy=policy, reason=str(error))
+                waiting = True
+            await asyncio.sleep(POLL_S)
 
     async def _restore(self, policy: str, *, force: bool = False) -> bool:
         """Bring the engines to the newest version of a policy that nobody trains now; False where it is not known.

@@ -17,18 +17,20 @@ from evener_orchestrator.consumer import consume
 from evener_orchestrator.context import Context
 from evener_orchestrator.ledger.attempts import expire
 from evener_orchestrator.ledger.models import Run
-from evener_orchestrator.ledger.reissue import reissue
+from evener_orchestrator.ledger.reissue import REISSUE_S, reissue
 from evener_orchestrator.ledger.wakeup import listen
 from evener_orchestrator.outbox import send
+from evener_orchestrator.queues import delete_queues
 from evener_orchestrator.release import release
 from evener_orchestrator.states import RunState
 
 GATHER_S = 0.02
 """Changes within this time are planned for at once: a group's rollouts end in bunches."""
 
-REISSUE_S = 60.0
 RELEASE_S = 2.0
 """The proxy's memory of a finished session is small: many are released at once."""
+
+QUEUES_S = 60.0
 
 FAILURE_PAUSE_S = 1.0
 _log = log.get("orchestrator")
@@ -46,6 +48,7 @@ async def run_loops(context: Context) -> None:
         if not context.ledger.sqlite:
             loops.create_task(_supervise("wakeup", lambda: listen(context.ledger.reader, context.outbox)))
         loops.create_task(_every("release", lambda: drain_sessions(context), RELEASE_S))
+        loops.create_task(_every("queues", lambda: drop_queues(context), QUEUES_S))
         loops.create_task(_every("reissue", lambda: issue_again(context, age_s=REISSUE_S), REISSUE_S))
         # Leases that ran out while nobody listened get as long as a fresh one: their runners may be alive.
         await asyncio.sleep(lease_s)
@@ -73,6 +76,12 @@ async def drain_sessions(context: Context) -> None:
         pass
 
 
+async def drop_queues(context: Context) -> None:
+    """Delete until nothing is left of runs that are over."""
+    while await delete_queues(context.ledger, context.bus):
+        pass
+
+
 async def expire_leases(context: Context) -> None:
     """End the attempts of silent runners."""
     await context.ledger.write(expire)
@@ -93,7 +102,6 @@ async def _every(name: str, work: Callable[[], Awaitable[None]], period_s: float
         while True:
             wake.clear()
             await work()
-            # Not wait_for: in Python 3.11 it swallows a cancellation that comes together with the event.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(period_s):
                     await wake.wait()

@@ -1,7 +1,8 @@
 """One attempt, from its lease to its last word: whatever happens, the agent is dead, its session sealed, its sandbox gone.
 
 Order: sandbox, session, agent; then drain, seal, kill, snapshot, report, destroy. The time limit seals before it kills, so that
-no call ends as lost. Where the lease is lost nothing is said: the ledger has gone on. Run by the runner, one task an attempt.
+no call ends as lost. Where the lease is lost nothing is said: the ledger has gone on. Run by the runner, one task an attempt,
+while a `heart.Heart` beats for it.
 """
 
 import asyncio
@@ -10,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from evener import log
-from evener.api import ApiClient, Refused, RolloutLease
+from evener.api import ApiClient, RolloutLease
 from evener.blobs import Blobs
 from evener.errors import EvenerError
 from evener.messages import RolloutFinished
@@ -90,7 +91,6 @@ class Attempt:
     async def run(self) -> RolloutFinished | None:
         """Run it to its end. Returns what to report; None where the lease was lost."""
         started = time.time()
-        heart = asyncio.create_task(self._heartbeat())
         work = asyncio.create_task(self._work())
         try:
             await asyncio.wait({work, self._stop}, return_when=asyncio.FIRST_COMPLETED)
@@ -99,7 +99,6 @@ class Attempt:
                 await asyncio.wait({work})
             left = await self._broken_off() if work.cancelled() else work.result()
         finally:
-            heart.cancel()
             work.cancel()
             await self._destroy()
         if self._stop.done() and self._stop.result() == "lost":
@@ -183,26 +182,6 @@ class Attempt:
             await self._sandbox.destroy()
         elif self._folder is not None:
             await asyncio.to_thread(self._folder.remove)
-
-    async def _heartbeat(self) -> None:
-        """Prolong the lease and obey the answer; silence for as long as a lease lasts loses it."""
-        lease_s = self._lease.lease_s
-        heard = time.monotonic()
-        while not self._stop.done():
-            await asyncio.sleep(lease_s / 3)
-            try:
-                async with asyncio.timeout(lease_s):
-                    answer = await self._tools.api.heartbeat(self._lease.session_id, lease=self._lease.lease)
-            except Refused:
-                self.stop("lost")
-            except (EvenerError, TimeoutError) as error:
-                _log.warning("heartbeat unanswered", session=self._lease.session_id, error=str(error))
-                if time.monotonic() - heard > lease_s:
-                    self.stop("lost")
-            else:
-                heard, lease_s = time.monotonic(), answer.lease_s
-                if answer.action != "continue":
-                    self.stop(answer.action)
 
     def _report(self, left: _Left, started: float) -> RolloutFinished:
         return RolloutFinished(

@@ -1,15 +1,18 @@
 """No command is held for a rollout's life, and no claimed attempt is forgotten: each ends in a report, or its lease is lost.
 
 A runner takes a command only while it has a free slot, claims the attempt, acknowledges at once, and runs it in a task of
-its own. A refused claim means that another has it: acknowledged and dropped. Built by `service.serve`.
+its own. A refused claim means that another has it: acknowledged and dropped. An attempt that was reported needs no slot, but is
+heard of until the ledger has read the report (`heart`). Built by `service.serve`.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Coroutine
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from evener import log
-from evener.api import Refused, RolloutLease
+from evener.api import REPORT_S, Refused, RolloutLease
 from evener.bus.port import Bus, Delivery
 from evener.errors import EvenerError, InfraError, InputError, Outcome
 from evener.health import Counts
@@ -17,6 +20,8 @@ from evener.ids import session_id
 from evener.messages import ROLLOUTS, RolloutFinished, RunRollout
 from evener_runner.attempt import Attempt, Tools
 from evener_runner.harnesses import HARNESSES, Harness, find
+from evener_runner.heart import Heart
+from evener_runner.outcome import Stop
 
 STOP_S = 3.5
 """After this long a stopped attempt is abandoned; its lease expires. Ctrl-C has to be over within 5 s."""
@@ -26,6 +31,18 @@ _CLAIM_S = 0.5
 
 T = TypeVar("T")
 _log = log.get("runner")
+
+
+@dataclass(slots=True)
+class _Held:
+    """A claimed attempt; None where its harness is not known."""
+
+    attempt: Attempt | None = None
+    reported: bool = False
+
+    def stop(self, why: Stop) -> None:
+        if self.attempt is not None:
+            self.attempt.stop(why)
 
 
 class Runner:
@@ -49,7 +66,7 @@ class Runner:
         self._harnesses = harnesses
         self._drain_s = drain_s
         self._counts = counts or Counts()
-        self._attempts: dict[asyncio.Task[None], Attempt | None] = {}
+        self._held: dict[asyncio.Task[None], _Held] = {}
         self._freed = asyncio.Event()
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -58,16 +75,14 @@ class Runner:
             while not stop.is_set():
                 # Closed while every slot is taken, so that a waiting command goes to another runner.
                 async with self._bus.consume(ROLLOUTS, prefetch=1) as consumer:
-                    while len(self._attempts) < self._slots and not stop.is_set():
+                    while len(self._running()) < self._slots and not stop.is_set():
                         delivery = await unless(stop, consumer.get())
                         if delivery is not None:
                             await self._take(delivery, stop)
                 self._freed.clear()
-                if len(self._attempts) >= self._slots:
+                if len(self._running()) >= self._slots:
                     await unless(stop, self._freed.wait())
-            if self._attempts and self._drain_s > 0:
-                _log.info("draining", attempts=len(self._attempts), seconds=self._drain_s)
-                await asyncio.wait(set(self._attempts), timeout=self._drain_s)
+            await self._drain()
         finally:
             await self._end_all()
 
@@ -94,52 +109,79 @@ class Runner:
             self._start(lease)
 
     def _start(self, lease: RolloutLease) -> None:
-        task = asyncio.create_task(self._attempt(lease), name=lease.session_id)
-        self._attempts[task] = None
-        self._counts.set("runner_attempts", len(self._attempts))
+        held = _Held()
+        task = asyncio.create_task(self._attempt(lease, held), name=lease.session_id)
+        self._held[task] = held
+        self._count()
         task.add_done_callback(self._done)
 
+    def _running(self) -> set[asyncio.Task[None]]:
+        """The attempts that take a slot."""
+        return {task for task, held in self._held.items() if not held.reported}
+
+    def _count(self) -> None:
+        self._counts.set("runner_attempts", len(self._running()))
+
     def _done(self, task: asyncio.Task[None]) -> None:
-        del self._attempts[task]
-        self._counts.set("runner_attempts", len(self._attempts))
+        del self._held[task]
+        self._count()
         self._freed.set()
         error = None if task.cancelled() else task.exception()
         if error is not None:
             _log.error("attempt without a report", session=task.get_name(), exc_info=error)
 
-    async def _attempt(self, lease: RolloutLease) -> None:
-        """Run one attempt and report it. A fault that nobody foresaw is reported as ours."""
-        task = asyncio.current_task()
-        assert task is not None
-        report: RolloutFinished | None
+    async def _attempt(self, lease: RolloutLease, held: _Held) -> None:
+        """Run one attempt, report it, and stay until the ledger has the report."""
+        heart = Heart(self._tools.api, lease, held.stop)
+        async with heart.beating():
+            report = await self._run(lease, held)
+            if report is None:
+                _log.info("lease lost", session=lease.session_id)
+                return
+            await self._bus.publish(report)
+            self._counts.add("runner_attempts_ended", outcome=report.outcome)
+            _log.info("attempt ended", session=lease.session_id, outcome=report.outcome, cause=report.cause)
+            held.reported = True
+            self._count()
+            self._freed.set()
+            await heart.until_read(REPORT_S)
+
+    async def _run(self, lease: RolloutLease, held: _Held) -> RolloutFinished | None:
+        """What to report of an attempt. A fault that nobody foresaw is reported as ours."""
         try:
-            attempt = Attempt(lease, find(lease.harness, self._harnesses), self._tools)
-            self._attempts[task] = attempt
-            report = await attempt.run()
+            held.attempt = Attempt(lease, find(lease.harness, self._harnesses), self._tools)
+            return await held.attempt.run()
         except EvenerError as error:
-            report = _fault(lease, error.cause, error.detail)
+            return _fault(lease, error.cause, error.detail)
         except Exception as error:  # noqa: BLE001 - the supervisor of attempts
             _log.error("attempt failed", session=lease.session_id, exc_info=error)
-            report = _fault(lease, "internal", f"{type(error).__name__}: {error}")
-        if report is None:
-            _log.info("lease lost", session=lease.session_id)
-            return
-        await self._bus.publish(report)
-        self._counts.add("runner_attempts_ended", outcome=report.outcome)
-        _log.info("attempt ended", session=lease.session_id, outcome=report.outcome, cause=report.cause)
+            return _fault(lease, "internal", f"{type(error).__name__}: {error}")
+
+    async def _drain(self) -> None:
+        """Let what runs be reported; what is reported is not waited for."""
+        deadline = asyncio.get_running_loop().time() + self._drain_s
+        if self._running() and self._drain_s > 0:
+            _log.info("draining", attempts=len(self._running()), seconds=self._drain_s)
+        await self._until_reported(deadline)
 
     async def _end_all(self) -> None:
         await asyncio.sleep(0)  # an attempt that was claimed this moment has to begin before it can be stopped
-        tasks = set(self._attempts)
-        for attempt in self._attempts.values():
-            if attempt is not None:
-                attempt.stop("service")
-        if tasks:
-            _, late = await asyncio.wait(tasks, timeout=STOP_S)
-            for task in late:
-                task.cancel()
-            if late:
-                await asyncio.wait(late, timeout=1.0)
+        for held in self._held.values():
+            held.stop("service")
+        await self._until_reported(asyncio.get_running_loop().time() + STOP_S)
+        left = set(self._held)
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.wait(left, timeout=1.0)
+
+    async def _until_reported(self, deadline: float) -> None:
+        """Wait, until ``deadline`` on the loop's clock, for the last report."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline):
+                while self._running():
+                    self._freed.clear()
+                    await self._freed.wait()
 
 
 def _fault(lease: RolloutLease, cause: str, detail: str) -> RolloutFinished:

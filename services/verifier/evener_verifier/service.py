@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 
 from evener import log
-from evener.api import ApiClient, Refused
+from evener.api import ApiClient, Refused, ScoreOrder
 from evener.blobs import Blobs
 from evener.bus.port import Bus, Consumer, Delivery
 from evener.errors import InfraError, InputError
@@ -17,6 +17,7 @@ from evener.messages import WORKSPACES, RolloutScored, ScoreWorkspace
 from evener.sandbox import cgroups
 from evener.sandbox.folders import reap
 from evener.settings import SandboxKind, Settings
+from evener_verifier.heart import Hearts
 from evener_verifier.verifier import score
 
 _log = log.get("verifier")
@@ -43,7 +44,8 @@ async def serve(
         ApiClient(settings.api, settings.api_token.get_secret_value()) as api,
         bus.consume(WORKSPACES, prefetch=settings.verifier_slots) as consumer,
     ):
-        slots = [_Slot(settings, api, bus, blobs, counts) for _ in range(settings.verifier_slots)]
+        hearts = Hearts(api)
+        slots = [_Slot(settings, api, hearts, bus, blobs, counts) for _ in range(settings.verifier_slots)]
         works = {asyncio.create_task(slot.work(consumer)): slot for slot in slots}
         stopped = asyncio.create_task(stop.wait())
         try:
@@ -56,6 +58,7 @@ async def serve(
             for task in (stopped, *works):
                 task.cancel()
             await asyncio.wait({stopped, *works})
+            await hearts.stop()
         for task in done - {stopped}:
             task.result()  # a slot never ends by itself: this raises what ended it
 
@@ -63,10 +66,11 @@ async def serve(
 class _Slot:
     """Scores one workspace after the other."""
 
-    def __init__(self, settings: Settings, api: ApiClient, bus: Bus, blobs: Blobs, counts: Counts) -> None:
+    def __init__(self, settings: Settings, api: ApiClient, hearts: Hearts, bus: Bus, blobs: Blobs, counts: Counts) -> None:
         self._sandboxes = settings.data / "sandboxes"
         self._host: SandboxKind = settings.sandbox
         self._api = api
+        self._hearts = hearts
         self._bus = bus
         self._blobs = blobs
         self._counts = counts
@@ -110,15 +114,18 @@ class _Slot:
         except InfraError as error:
             await delivery.reject(str(error))
             return
-        try:
-            scored = await score(order, self._blobs, self._sandboxes, host=self._host)
-        except Exception as error:  # noqa: BLE001 - a fault that nobody foresaw is reported as ours, and tried again
-            _log.error("scoring failed", session=session, exc_info=error)
-            fault = f"{type(error).__name__}: {error}"[:500]
-            scored = RolloutScored(
-                rollout_id=message.rollout_id, attempt=message.attempt, cause="verifier_failed", detail=fault
-            )
-        await self._bus.publish(scored)
+        async with self._hearts.beating(order):
+            scored = await self._scored(order, message)
+            await self._bus.publish(scored)
         await delivery.ack()
         self._counts.add("verifier_scored", cause=scored.cause or "")
         _log.info("scored", session=session, scores=scored.scores, cause=scored.cause, seconds=round(scored.seconds, 3))
+
+    async def _scored(self, order: ScoreOrder, message: ScoreWorkspace) -> RolloutScored:
+        """The report; a fault that nobody foresaw is reported as ours, and tried again."""
+        try:
+            return await score(order, self._blobs, self._sandboxes, host=self._host)
+        except Exception as error:  # noqa: BLE001 - the supervisor of scorings
+            _log.error("scoring failed", session=order.session_id, exc_info=error)
+            fault = f"{type(error).__name__}: {error}"[:500]
+            return RolloutScored(rollout_id=message.rollout_id, attempt=message.attempt, cause="verifier_failed", detail=fault)

@@ -44,7 +44,7 @@ class Api:
     """What the stack was asked, and the states of the run that it answers with."""
 
     settings: Settings
-    others: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
+    in_use: str = ""
     states: list[str] = field(default_factory=lambda: ["running", "done"])
     asked: list[str] = field(default_factory=list[str])
 
@@ -53,8 +53,8 @@ class Api:
         await request.read()
         assert request.headers["Authorization"] == "Bearer t"
         match request.method, request.path.split("/")[2:]:
-            case "GET", ["runs"]:
-                return web.json_response(self.others)
+            case "POST", ["runs"] if self.in_use:
+                return web.json_response({"detail": self.in_use, "cause": "stack_in_use"}, status=409)
             case "POST", ["runs"]:
                 return web.json_response({"run_id": "0-1", "resumed": False, "state": "running", "policy": "small"})
             case "GET", ["runs", _]:
@@ -90,11 +90,9 @@ async def test_it_submits_and_shows(api: Api, tmp_path: Path, capsys: pytest.Cap
     assert not (tmp_path / "data").exists()
 
 
-async def test_a_second_run_is_refused_before_anything_is_sent(api: Api, tmp_path: Path) -> None:
-    api.others = [{"run_id": "0-0", "name": "first", "state": "running"}, {"run_id": "0-9", "name": "gone", "state": "done"}]
+async def test_a_second_run_is_refused(api: Api, tmp_path: Path) -> None:
+    api.in_use = "run first (0-0) is running"
     with pytest.raises(InputError, match=r"run first \(0-0\) is running") as caught:
         await asyncio.wait_for(run(api.settings, run_file(tmp_path), new=False, evaluate=False, as_json=True), 60)
-    assert caught.value.exit_code == 2
-    assert api.asked == ["GET /v1/runs"]
-    api.others = [{"run_id": "0-1", "name": "small", "state": "running"}]
-    assert await asyncio.wait_for(run(api.settings, run_file(tmp_path), new=False, evaluate=False, as_json=True), 60) == 0
+    assert (caught.value.cause, caught.value.exit_code) == ("stack_in_use", 2)
+    assert api.asked[-1] == "POST /v1/runs"

@@ -24,6 +24,7 @@ from tests.unit.learner.making import VOCABULARY, group, rollout, sequence
 PROMPT = [5, 9, 12, 7]
 FAVOURED = range(8, 24)
 GROUP_SIZE = 8
+LIVING = ("running", "paused")
 
 
 class Ledger:
@@ -45,6 +46,8 @@ class Ledger:
         self.state = "running"
         self.hold = 0
         self.before: list[dict[str, Any]] = []
+        self.lease_s = 30.0
+        self.heartbeats = self.released = 0
         self.refuse_versions = False
         self._model = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32)  # here: loading is not thread-safe
         self._random = np.random.default_rng(0)
@@ -54,6 +57,11 @@ class Ledger:
         match request.path.split("/")[2:]:
             case ["policies", _, "learner"]:
                 return web.json_response(self._lease())
+            case ["policies", _, "learner", "heartbeat"]:
+                return self._heartbeat((await request.json())["epoch"])
+            case ["policies", _, "learner", "release"]:
+                self.released += 1
+                return web.json_response(None)
             case ["policies", _, "versions"]:
                 return self._allot((await request.json())["epoch"])
             case ["groups", group_id, "claim"]:
@@ -79,6 +87,12 @@ class Ledger:
     def _published(self) -> dict[str, Any]:
         return {"policy": "tiny", "version": self.version, "state": "published", "weights": self.weights}
 
+    def _heartbeat(self, epoch: int) -> web.Response:
+        self.heartbeats += 1
+        if epoch != self.epoch:
+            return web.json_response({"detail": "epoch is old"}, status=409)
+        return web.json_response({"lease_s": self.lease_s, "action": "continue" if self.state in LIVING else "cancel"})
+
     def _lease(self) -> dict[str, Any] | None:
         if self.step >= self.steps or self.state != "running":
             return None
@@ -86,6 +100,7 @@ class Ledger:
         return {
             "policy": "tiny",
             "epoch": self.epoch,
+            "lease_s": self.lease_s,
             "run_id": "run",
             "step": self.step,
             "version": self.version,

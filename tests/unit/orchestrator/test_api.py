@@ -44,6 +44,21 @@ async def test_the_same_name_resumes_and_other_content_is_refused_by_name(world)
     assert (await world.api.get(f"/v1/runs/{first['run_id'][-8:]}"))["state"] == "cancelled"
 
 
+async def test_a_second_run_is_refused_while_the_engines_serve_the_first(world):
+    first = (await world.submit())["run_id"]
+    with pytest.raises(InputError, match=f"run first-run .{first}. is running") as caught:
+        await world.submit(run_file(name="other"))
+    assert caught.value.cause == "stack_in_use"
+    await world.api.post(f"/v1/runs/{first}/pause")
+    other = (await world.submit(run_file(name="other")))["run_id"]
+    for again in (world.submit(), world.api.post(f"/v1/runs/{first}/resume")):
+        with pytest.raises(InputError, match=f"run other .{other}. is running") as caught:
+            await again
+        assert caught.value.cause == "stack_in_use"
+    await world.api.post(f"/v1/runs/{other}/cancel")
+    assert (await world.submit())["state"] == "running"
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

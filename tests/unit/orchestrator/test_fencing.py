@@ -1,22 +1,31 @@
 """What an older attempt, a lapsed lease or an older learner says changes nothing."""
 
 import asyncio
+from datetime import timedelta
 
 import msgspec
 import pytest
+from sqlalchemy import select
 
 from evener.api import Refused
 from evener.errors import InputError, Outcome
 from evener.ids import session_id
 from evener.messages import (
     ROLLOUTS,
+    WORKSPACES,
     GroupClosed,
     PolicyPublished,
     RolloutScored,
     StepFinished,
     train_queue,
 )
+from evener_orchestrator.ledger.models import Run
+from evener_orchestrator.ledger.reissue import reissue
+from evener_orchestrator.loops import drain_outbox
+from evener_runner.heart import Heart
 from tests.unit.orchestrator.world import Workers, World, everyone, finished, run_file, runner, verifier
+
+LONG_S = 600.0
 
 
 @pytest.fixture
@@ -25,6 +34,18 @@ async def impatient(tmp_path):
     await world.start()
     yield world
     await world.close()
+
+
+@pytest.fixture
+async def patient(tmp_path):
+    world = World(tmp_path, lease_s=LONG_S)
+    await world.start()
+    yield world
+    await world.close()
+
+
+async def clock(tx):
+    return tx.now
 
 
 async def a_command(world):
@@ -154,6 +175,47 @@ async def test_a_fault_of_the_tasks_author_rejects_the_group(world, by_verifier)
     assert state["groups"]["train"]["trained"] == 0
 
 
+async def test_what_a_verifier_is_at_is_not_given_to_a_second(world):
+    await world.submit()
+    async with Workers(lambda: runner(world)):
+        await world.until(lambda state: state["rollouts"]["scoring"] == 4)
+    await drain_outbox(world.context)
+    before = await world.context.ledger.write(clock)
+    await world.api.scoring(world.leases[0].session_id)
+    assert await world.bus.depth(WORKSPACES) == 4
+    await world.context.ledger.write(lambda tx: reissue(tx, before=before))
+    await drain_outbox(world.context)
+    async with asyncio.timeout(10):
+        while await world.bus.depth(WORKSPACES) < 4 + 3:
+            await asyncio.sleep(0.02)
+    await asyncio.sleep(0.2)
+    assert await world.bus.depth(WORKSPACES) == 4 + 3
+
+
+async def test_a_reported_attempt_is_not_lost_while_its_runner_is_heard_of(impatient):
+    """The ledger reads the report after several leases; the last beat is refused, which ends the beating."""
+    world, reads = impatient, asyncio.Event()
+    load = world.trace.load
+
+    async def late(session):
+        await reads.wait()
+        return await load(session)
+
+    world.trace.load = late
+    await world.submit(run_file(rollouts={"group_size": 2, "concurrent": 1}))
+    lease = await a_lease(world)
+    heart = Heart(world.api, lease, lambda why: None)
+    async with heart.beating():
+        await world.bus.publish(finished(world, lease))
+        await asyncio.sleep(2)
+        reads.set()
+        async with asyncio.timeout(10):
+            await heart.until_read(60)
+    state = await rollout(world, lease)
+    assert (state["attempt"], state["state"]) == (1, "archived")
+    assert world.context.refused["RolloutFinished"] == 0
+
+
 async def test_a_failing_verifier_is_asked_three_times(world):
     world.scored = lambda event: [RolloutScored(rollout_id=event.rollout_id, attempt=event.attempt, cause="verifier_failed")]
     await world.submit(run_file(rollouts={"group_size": 2, "concurrent": 1}))
@@ -176,8 +238,18 @@ async def test_the_words_of_an_older_learner_are_refused(world):
     assert {len(sequence.ids) for each in order.rollouts for sequence in each.sequences} == {8 * 4}
     grant = await world.api.allot_version("first-run", epoch=old.epoch, step=1)
     assert await world.api.allot_version("first-run", epoch=old.epoch, step=1) == grant  # a repeated request
+    with pytest.raises(Refused, match="l1 holds"):
+        await world.api.claim_policy("first-run", learner="l2")
+    await world.api.release_policy("first-run", epoch=old.epoch, step=1)  # whose report the ledger has not read yet
+    with pytest.raises(Refused, match="l1 holds"):
+        await world.api.claim_policy("first-run", learner="l2")
+    await world.api.release_policy("first-run", epoch=old.epoch, step=0)
     new = await world.api.claim_policy("first-run", learner="l2")
     assert new.epoch == old.epoch + 1
+    with pytest.raises(Refused):
+        await world.api.hold_policy("first-run", epoch=old.epoch)
+    with pytest.raises(Refused):
+        await world.api.release_policy("first-run", epoch=old.epoch, step=0)
     with pytest.raises(Refused):
         await world.api.claim_group(group, epoch=old.epoch)
     with pytest.raises(Refused):
@@ -196,6 +268,42 @@ async def test_the_words_of_an_older_learner_are_refused(world):
     assert (await world.api.allot_version("first-run", epoch=new.epoch, step=1)).version == grant.version + 1
 
 
+async def age(world, seconds):
+    """Let the learner's lease be older than it is; how long it still holds then."""
+
+    async def work(tx):
+        run = (await tx.session.scalars(select(Run))).one()
+        run.learner_expires_at -= timedelta(seconds=seconds)
+        return (run.learner_expires_at - tx.now).total_seconds()
+
+    return await world.context.ledger.write(work)
+
+
+async def test_a_learner_that_is_heard_of_keeps_the_policy_and_a_silent_one_loses_it(patient):
+    world = patient
+    await world.submit()
+    first = await world.api.claim_policy("first-run", learner="l1")
+    assert first.lease_s == LONG_S
+    for _ in range(3):  # longer than a lease, by the ledger's clock
+        assert 0 < await age(world, LONG_S / 2) < LONG_S / 2
+        with pytest.raises(Refused, match="l1 holds"):
+            await world.api.claim_policy("first-run", learner="l2")
+        assert (await world.api.hold_policy("first-run", epoch=first.epoch)).action == "continue"
+    assert await age(world, LONG_S) < 0
+    await world.api.hold_policy("first-run", epoch=first.epoch)  # late, but nobody took it
+    with pytest.raises(Refused, match="l1 holds"):
+        await world.api.claim_policy("first-run", learner="l2")
+    await age(world, LONG_S)
+    second = await world.api.claim_policy("first-run", learner="l2")
+    assert second.epoch == first.epoch + 1
+    with pytest.raises(Refused):
+        await world.api.hold_policy("first-run", epoch=first.epoch)
+    await world.api.post("/v1/runs/latest/pause")
+    assert (await world.api.hold_policy("first-run", epoch=second.epoch)).action == "continue"
+    await world.api.post("/v1/runs/latest/cancel")
+    assert (await world.api.hold_policy("first-run", epoch=second.epoch)).action == "cancel"
+
+
 async def test_tokens_of_a_lost_version_are_never_trained(world):
     await world.submit()
     lease = await world.api.claim_policy("first-run", learner="l1")
@@ -203,7 +311,7 @@ async def test_tokens_of_a_lost_version_are_never_trained(world):
     world.engine_version = grant.version  # loaded by the engine, then the learner dies
     async with Workers(lambda: runner(world), lambda: verifier(world)):
         await world.until(lambda state: state["groups"]["train"]["closed"] >= 1)
-    lease = await world.api.claim_policy("first-run", learner="l2")
+    lease = await world.api.claim_policy("first-run", learner="l1")  # restarted under its name: it need not wait
     async with world.bus.consume(train_queue("first-run")) as commands:
         group = (await commands.get()).message.group_id
     with pytest.raises(Refused, match="died with its learner"):

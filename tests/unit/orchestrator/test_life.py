@@ -4,7 +4,9 @@ import sqlite3
 
 import pytest
 
-from evener_orchestrator.loops import drain_sessions
+from evener.messages import train_queue
+from evener_orchestrator import queues
+from evener_orchestrator.loops import drain_outbox, drain_sessions, drop_queues
 from tests.unit.orchestrator.world import Workers, everyone, run_file, runner, verifier
 
 EVAL = {"tasks": "./held-out", "every": 0, "group_size": 2}
@@ -35,6 +37,25 @@ async def test_a_training_run_with_evaluations_ends_done(world, repeat):
     await drain_sessions(world.context)
     assert rows(world, "SELECT count(*) FROM attempts WHERE ended_at IS NULL OR released_at IS NULL") == [(0,)]
     assert world.trace.calls == {}  # the proxy forgot every session
+
+
+async def test_the_queue_of_a_policy_goes_when_its_run_is_over(world, monkeypatch):
+    run = (await world.submit())["run_id"]
+    queue = train_queue("first-run")
+    async with Workers(lambda: runner(world), lambda: verifier(world)):
+        await world.until(lambda state: state["groups"]["train"]["closed"] >= 2)
+    monkeypatch.setattr(queues, "IDLE_S", 0.0)
+    lease = await world.api.claim_policy("first-run", learner="l")
+    await drain_outbox(world.context)
+    await drop_queues(world.context)
+    assert await world.bus.depth(queue) >= 2
+    await world.api.post(f"/v1/runs/{run}/cancel")
+    await drop_queues(world.context)
+    assert await world.bus.depth(queue) >= 2  # the learner may still be at it
+    await world.api.release_policy("first-run", epoch=lease.epoch, step=0)
+    await drop_queues(world.context)
+    assert queue not in world.bus._queues
+    assert rows(world, "SELECT count(*) FROM runs WHERE queue_deleted_at IS NULL") == [(0,)]
 
 
 async def test_evaluations_hold_the_version_and_training_waits(world):
@@ -79,10 +100,12 @@ async def test_the_steps_after_the_checkpoint_are_trained_again(world):
     async with everyone(world, checkpoints=False, dies_after=1):
         await world.until(lambda state: (state["step"], state["version"], state["rollouts"]["done"]) == (1, 2, 8))
     first = set(world.trained)
+    await world.api.release_policy("first-run", epoch=1, step=0)
     lease = await world.api.claim_policy("first-run", learner="l2")
     assert (lease.epoch, lease.step, lease.version, lease.checkpoint) == (2, 0, 1, None)
     state = await world.api.get("/v1/runs/latest")
     assert (state["step"], state["groups"]["train"]["trained"]) == (0, 0)
+    await world.api.release_policy("first-run", epoch=2, step=0)
     world.engine_version = 1
     async with everyone(world, name="l3"):
         state = await world.until_over()

@@ -8,6 +8,7 @@ from sqlalchemy import inspect, text
 from evener_orchestrator.ledger import Ledger
 from evener_orchestrator.ledger.migrate import migrate
 from evener_orchestrator.ledger.models import Base
+from evener_orchestrator.view_columns import COLUMNS, OWN, column_comment
 from evener_orchestrator.views import VIEWS
 
 
@@ -32,16 +33,29 @@ def test_every_model_and_view_has_a_comment():
     assert all(view.comment for view in VIEWS.values())
 
 
-async def test_every_table_column_and_view_of_postgres_has_a_comment(two_on_postgres):
+async def test_every_table_view_and_column_of_postgres_has_a_comment(two_on_postgres):
     without = text("""
         SELECT c.relname, a.attname FROM pg_class c
-        LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped AND c.relkind = 'r'
+        LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
         WHERE c.relnamespace = 'public'::regnamespace AND c.relkind IN ('r', 'v') AND c.relname <> 'alembic_version'
           AND (col_description(c.oid, a.attnum) IS NULL AND a.attnum IS NOT NULL OR obj_description(c.oid) IS NULL)""")
     async with two_on_postgres[0].read() as session:
         assert (await session.execute(without)).all() == []
         described = await session.scalar(text("SELECT obj_description('fork_causes'::regclass)"))
+        of_column = await session.scalar(text("SELECT col_description('harness_matrix'::regclass, 10)"))
     assert described == VIEWS["fork_causes"].comment
+    assert of_column == column_comment("harness_matrix", "low")
+
+
+async def test_every_column_of_a_view_is_described_and_nothing_else(ledger):
+    async with ledger.writer.connect() as connection:
+        columns = await connection.run_sync(
+            lambda sync: {view: {each["name"] for each in inspect(sync).get_columns(view)} for view in VIEWS}
+        )
+    for view, names in columns.items():
+        assert all(column_comment(view, name) for name in names)
+    assert set().union(*columns.values()) == set(COLUMNS)
+    assert all(set(own) <= columns[view] for view, own in OWN.items())
 
 
 @pytest.fixture

@@ -164,6 +164,30 @@ async def test_a_claim_on_its_way_at_the_stop_is_not_forgotten(world, runner):
     assert await world.bus.depth(ROLLOUTS) == 0
 
 
+async def test_a_reported_attempt_is_heard_of_until_the_ledger_has_read_it(world, runner):
+    """The ledger reads late: the attempt is neither lost nor does it keep others from running; a stop does not wait for it."""
+    session = await world.add("call('x')")
+    await world.event()
+    for _ in range(2):
+        await world.add("call('x')")
+        await world.event()
+    beats = world.log.count(f"heartbeat {session}")
+    await until(lambda: world.log.count(f"heartbeat {session}") >= beats + 3)
+    world.action = "refuse"
+    await asyncio.sleep(0.5)
+    beats = len(world.log)
+    await asyncio.sleep(0.5)
+    assert len(world.log) == beats
+    world.action = "continue"
+    await world.add("call('x')")
+    await world.event()
+    stop, task = runner
+    started = time.monotonic()
+    stop.set()
+    await asyncio.wait_for(task, 5)
+    assert time.monotonic() - started < 1
+
+
 async def test_only_free_slots_take_commands(world):
     sessions = [await world.add("call('x'); time.sleep(1.5)") for _ in range(3)]
     await until(lambda: sum(world.calls.values()) == 2)

@@ -144,26 +144,27 @@ async def test_cost(score, kind):
 @pytest.fixture
 async def api(blobs, kind, tmp_path):
     """An orchestrator that knows three attempts: solved, unknown, and one past scoring."""
-    orders = {}
+    orders, asked = {}, []
 
     async def scoring(request):
         session = request.match_info["session"]
+        asked.append(session)
         if session not in orders:
             return web.json_response({"detail": "past scoring"}, status=409)
         return web.Response(body=msgspec.json.encode(orders[session]))
 
     app = web.Application()
-    app.add_routes([web.get("/v1/attempts/{session}/scoring", scoring)])
+    app.add_routes([web.post("/v1/attempts/{session}/scoring", scoring)])
     server = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
     await server.setup()
     await web.TCPSite(server, "127.0.0.1", 0).start()
     url = f"http://127.0.0.1:{server.addresses[0][1]}"
-    yield Settings(data=tmp_path / "data", url=url, verifier_slots=2), orders
+    yield Settings(data=tmp_path / "data", url=url, verifier_slots=2), orders, asked
     await server.cleanup()
 
 
 async def test_service(api, blobs, kind):
-    settings, orders = api
+    settings, orders, _ = api
     bus, stop = MemoryBus(), asyncio.Event()
     wanted = order(blobs, kind, PASS_IF_DONE)
     orders[wanted.session_id] = wanted
@@ -180,7 +181,7 @@ async def test_service(api, blobs, kind):
 
 
 async def test_a_stop_hands_the_unfinished_back(api, blobs, kind):
-    settings, orders = api
+    settings, orders, _ = api
     bus, stop = MemoryBus(), asyncio.Event()
     wanted = order(blobs, kind, b"sleep 60")
     orders[wanted.session_id] = wanted
@@ -198,7 +199,7 @@ async def test_a_stop_hands_the_unfinished_back(api, blobs, kind):
 
 
 async def test_a_stop_lets_what_is_in_hand_end_and_takes_nothing_more(api, blobs, kind):
-    settings, orders = api
+    settings, orders, _ = api
     settings = settings.model_copy(update={"verifier_slots": 1})
     bus, stop = MemoryBus(), asyncio.Event()
     wanted = [order(blobs, kind, b"sleep 1; " + PASS_IF_DONE) for _ in range(2)]
@@ -214,3 +215,34 @@ async def test_a_stop_lets_what_is_in_hand_end_and_takes_nothing_more(api, blobs
     await asyncio.wait_for(serving, 14)
     assert await bus.depth(WORKSPACES) == 1
     assert await bus.depth(EVENTS) == 1
+
+
+async def test_a_workspace_is_known_to_be_scored_until_the_ledger_has_the_score(api, blobs, kind):
+    """Tests that last longer than the ledger waits, and a ledger that reads late, do not occupy a second verifier."""
+    settings, orders, asked = api
+    bus, stop = MemoryBus(), asyncio.Event()
+    wanted = [msgspec.structs.replace(order(blobs, kind, b"sleep 1; " + PASS_IF_DONE), again_s=0.3) for _ in range(3)]
+    serving = asyncio.create_task(service.serve(settings, bus, blobs, stop=stop, name="verifier-1"))
+
+    async def asks(session, number):
+        async with asyncio.timeout(10):
+            while asked.count(session) < number:
+                await asyncio.sleep(0.02)
+
+    for one in wanted:
+        orders[one.session_id] = one
+        await bus.publish(ScoreWorkspace(run_id="r", rollout_id=one.session_id.split(".")[0], attempt=1))
+    first = wanted[0].session_id
+    await asks(first, 4)
+    assert await bus.depth(EVENTS) == 0
+    async with asyncio.timeout(20):
+        while await bus.depth(EVENTS) < len(wanted):  # two slots take the third: what waits to be read needs none
+            await asyncio.sleep(0.05)
+    await asks(first, asked.count(first) + 3)
+    del orders[first]  # it was read
+    await asyncio.sleep(0.3)
+    number = asked.count(first)
+    await asyncio.sleep(0.4)
+    assert asked.count(first) == number
+    stop.set()
+    await asyncio.wait_for(serving, 5)

@@ -1,6 +1,7 @@
 """Every error of the API is a JSON document ``{"detail": text}`` whose text says what to do.
 
-400: the request is malformed; 401: no token; 404: no such object; 409: the ledger refused; 503: a store of ours is down.
+400: the request is malformed; 401: no token; 404: no such object; 409: the ledger refused; 503: a store of ours is down. Where
+the fault is in the table of causes (`evener.errors.CAUSES`), ``cause`` names it.
 """
 
 from fastapi import FastAPI, Request
@@ -14,6 +15,9 @@ from evener_orchestrator.api import attempts, events, groups, health, policies, 
 from evener_orchestrator.api.auth import BearerAuth
 from evener_orchestrator.context import Context
 from evener_orchestrator.ledger.conflict import Conflict
+
+STATUS = {"not_found": 404, "blob_missing": 404, "stack_in_use": 409}
+"""Statuses of causes, where it is not 400 (the user's fault) or 503 (ours)."""
 
 
 def create_app(context: Context) -> ASGIApp:
@@ -45,9 +49,9 @@ async def _conflict(request: Request, error: Exception) -> JSONResponse:
 
 async def _fault(_request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, EvenerError)
-    missing = error.cause in ("not_found", "blob_missing")
-    status = 404 if missing else 400 if isinstance(error, InputError) else 503
-    return JSONResponse({"detail": f"{error.detail}" if status == 400 else str(error)}, status_code=status)
+    status = STATUS.get(error.cause, 400 if isinstance(error, InputError) else 503)
+    detail = error.detail if status in (400, 409) else str(error)
+    return JSONResponse({"detail": detail, "cause": error.cause}, status_code=status)
 
 
 async def _nobody(_request: Request, _error: Exception) -> Response:

@@ -37,7 +37,7 @@ async def heartbeat(session: str, request: Request, shared: Shared) -> Response:
     return as_json(await shared.ledger.write(lambda tx: attempts.heartbeat(tx, session, lease=body.lease, lease_s=lease_s)))
 
 
-@router.get("/scoring")
+@router.post("/scoring")
 async def scoring(session: str, shared: Shared) -> Response:
-    """What a verifier is to score; 409 where the attempt is past scoring."""
+    """What a verifier is to score, or still scores; 409 where the attempt is past scoring."""
     return as_json(await shared.ledger.write(lambda tx: scores.order(tx, session)))

@@ -25,6 +25,19 @@ class Claim(msgspec.Struct):
     learner: str
 
 
+class Epoch(msgspec.Struct):
+    """Body of a learner's heartbeat."""
+
+    epoch: int
+
+
+class Release(msgspec.Struct):
+    """Body of a learner's release; ``step``: the last that it has reported."""
+
+    epoch: int
+    step: int
+
+
 class Allotment(msgspec.Struct):
     """Body of a request for a version number."""
 
@@ -43,9 +56,25 @@ async def upload(request: Request, shared: Shared) -> Response:
 
 @router.post("/{policy}/learner")
 async def claim(policy: str, request: Request, shared: Shared) -> Response:
-    """Become the policy's learner; ``null`` where no run trains it now."""
+    """Become the policy's learner; ``null`` where no run trains it now, 409 while another learner holds it."""
     body = await read_json(request, Claim)
-    return as_json(await shared.ledger.write(lambda tx: learner.claim(tx, policy, learner=body.learner)))
+    lease_s = shared.settings.lease_s
+    return as_json(await shared.ledger.write(lambda tx: learner.claim(tx, policy, learner=body.learner, lease_s=lease_s)))
+
+
+@router.post("/{policy}/learner/heartbeat")
+async def heartbeat(policy: str, request: Request, shared: Shared) -> Response:
+    """Prolong a learner's lease; the answer says whether to continue or to cancel."""
+    body = await read_json(request, Epoch)
+    lease_s = shared.settings.lease_s
+    return as_json(await shared.ledger.write(lambda tx: learner.heartbeat(tx, policy, epoch=body.epoch, lease_s=lease_s)))
+
+
+@router.post("/{policy}/learner/release")
+async def release(policy: str, request: Request, shared: Shared) -> Response:
+    """End a learner's lease, at once where its last step is recorded."""
+    body = await read_json(request, Release)
+    return as_json(await shared.ledger.write(lambda tx: learner.release(tx, policy, epoch=body.epoch, step=body.step)))
 
 
 @router.post("/{policy}/versions")

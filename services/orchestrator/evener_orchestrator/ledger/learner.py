@@ -1,25 +1,32 @@
-"""A policy has one learner; a new one gets a greater epoch, and the ledger goes back to what its checkpoint holds.
+"""A policy has one learner while that one is heard of; the next gets a greater epoch and starts from the last checkpoint.
 
+A learner is known by its name: one that was restarted under its name need not wait until its own lease ends.
 Steps after the checkpoint died with the learner: their groups are closed again and re-issued, their versions and those that
 were allotted but never published are lost. Called by the API.
 """
 
+from datetime import timedelta
+
 from sqlalchemy import delete, select, update
 
-from evener.api import LearnerLease
+from evener.api import Heartbeat, LearnerLease
 from evener.errors import InputError
 from evener.runfile import RunFile
+from evener_orchestrator.ledger.conflict import Conflict
 from evener_orchestrator.ledger.endings import dispose
 from evener_orchestrator.ledger.engine import Transaction
 from evener_orchestrator.ledger.groups import issue
 from evener_orchestrator.ledger.locks import lock_policy
 from evener_orchestrator.ledger.models import Group, PolicyVersion, Run, Step
-from evener_orchestrator.ledger.versions import latest
+from evener_orchestrator.ledger.versions import check_newest, latest
 from evener_orchestrator.states import GroupState, RunState, VersionState, moved
 
 
-async def claim(tx: Transaction, policy: str, *, learner: str) -> LearnerLease | None:
-    """Make ``learner`` the one that may speak; None where no run trains the policy now."""
+async def claim(tx: Transaction, policy: str, *, learner: str, lease_s: float) -> LearnerLease | None:
+    """Make ``learner`` the one that may speak; None where no run trains the policy now.
+
+    Raises Conflict while another learner holds the policy.
+    """
     try:
         run = await lock_policy(tx, policy)
     except InputError:
@@ -29,8 +36,11 @@ async def claim(tx: Transaction, policy: str, *, learner: str) -> LearnerLease |
         return None
     if run.step >= file.train.steps and (await latest(tx.session, policy)).step >= file.train.steps:
         return None
+    if run.learner != learner and run.learner_expires_at is not None and run.learner_expires_at > tx.now:
+        raise Conflict(f"learner {run.learner} holds policy {policy}")
     run.epoch += 1
     run.learner = learner
+    run.learner_expires_at = tx.now + timedelta(seconds=lease_s)
     checkpoint = (
         await tx.session.scalars(
             select(Step).where(Step.run_id == run.id, Step.checkpoint.is_not(None)).order_by(Step.step.desc()).limit(1)
@@ -42,6 +52,7 @@ async def claim(tx: Transaction, policy: str, *, learner: str) -> LearnerLease |
     return LearnerLease(
         policy=policy,
         epoch=run.epoch,
+        lease_s=lease_s,
         run_id=run.id,
         step=run.step,
         version=version.version,
@@ -51,6 +62,28 @@ async def claim(tx: Transaction, policy: str, *, learner: str) -> LearnerLease |
         temperature=file.rollouts.temperature,
         train=file.train.model_dump(),
     )
+
+
+async def heartbeat(tx: Transaction, policy: str, *, epoch: int, lease_s: float) -> Heartbeat:
+    """Prolong the lease, also one that ran out but that nobody took. Raises Conflict where the epoch is old."""
+    run = await lock_policy(tx, policy)
+    check_newest(run, epoch)
+    if run.state not in (RunState.RUNNING, RunState.PAUSED):
+        return Heartbeat(lease_s=lease_s, action="cancel")
+    run.learner_expires_at = tx.now + timedelta(seconds=lease_s)
+    return Heartbeat(lease_s=lease_s)
+
+
+async def release(tx: Transaction, policy: str, *, epoch: int, step: int) -> None:
+    """End the lease of a learner that stops, so that the next need not wait. Raises Conflict where the epoch is old.
+
+    Where ``step``, the last that it has reported, waits to be read, the lease ends by itself: a claim before that would
+    have the step trained again.
+    """
+    run = await lock_policy(tx, policy)
+    check_newest(run, epoch)
+    if run.step >= step:
+        run.learner_expires_at = None
 
 
 async def _go_back(tx: Transaction, run: Run, step: int) -> None:

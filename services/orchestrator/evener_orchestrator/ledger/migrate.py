@@ -2,7 +2,7 @@
 
 The migrations lie in the package, so that an installed wheel has them. Several orchestrators may start at once: Postgres's
 advisory lock and SQLite's write lock let one migrate and the others find nothing to do. Views hold no data: they are dropped
-before a revision and made anew after it, with the comments of `models` and `views`.
+before a revision and made anew after it, with the comments of `models`, `views` and `view_columns`.
 """
 
 from pathlib import Path
@@ -11,12 +11,13 @@ from alembic import command
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, inspect, text
 from sqlalchemy.schema import SetColumnComment, SetTableComment
 
 from evener_orchestrator.ledger import reader
 from evener_orchestrator.ledger.engine import Ledger
 from evener_orchestrator.ledger.models import Base
+from evener_orchestrator.view_columns import column_comment
 from evener_orchestrator.views import VIEWS, create_view
 
 MIGRATIONS = Path(__file__).parent.parent / "migrations"
@@ -64,5 +65,11 @@ def _comment(connection: Connection) -> None:
         for column in table.columns:
             connection.execute(SetColumnComment(column))
     for name, view in VIEWS.items():
-        comment = view.comment.replace("'", "''")
-        connection.exec_driver_sql(f"COMMENT ON VIEW {name} IS '{comment}'")
+        connection.exec_driver_sql(f"COMMENT ON VIEW {name} IS {_quoted(view.comment)}")
+        for column in inspect(connection).get_columns(name):
+            comment = _quoted(column_comment(name, column["name"]))
+            connection.exec_driver_sql(f'COMMENT ON COLUMN {name}."{column["name"]}" IS {comment}')
+
+
+def _quoted(comment: str) -> str:
+    return "'" + comment.replace("'", "''") + "'"

@@ -68,6 +68,8 @@ class Run(Base):
     evaluated_step: Mapped[int] = mapped_column(default=-1, comment="step of the last version whose evaluation was planned")
     epoch: Mapped[int] = mapped_column(default=0, comment="of the learner that may speak")
     learner: Mapped[str | None] = mapped_column(String(128), comment="name of the learner that may speak")
+    learner_expires_at: Mapped[datetime | None] = mapped_column(comment="until then no other learner gets the policy")
+    queue_deleted_at: Mapped[datetime | None] = mapped_column(comment="when the queue of its learner was deleted")
     reason: Mapped[str] = mapped_column(Text, default="", comment="why it failed or was cancelled")
     created_at: Mapped[datetime] = mapped_column(comment="when it was submitted")
     ended_at: Mapped[datetime | None] = mapped_column(comment="when it was done, failed or cancelled")
@@ -149,7 +151,9 @@ class Rollout(Base):
     version_min: Mapped[int | None] = mapped_column(comment="the oldest policy version that sampled a token")
     version_max: Mapped[int | None] = mapped_column(comment="the newest policy version that sampled a token")
     scorings: Mapped[int] = mapped_column(default=0, comment="how often its scoring failed through a fault of ours")
-    issued_at: Mapped[datetime | None] = mapped_column(comment="when the command it waits on was last sent")
+    issued_at: Mapped[datetime | None] = mapped_column(
+        comment="when the command it waits on was last sent, or a verifier last heard of"
+    )
     created_at: Mapped[datetime] = mapped_column(comment="when it was planned")
     ended_at: Mapped[datetime | None] = mapped_column(comment="when its outcome was recorded")
 

@@ -14,6 +14,9 @@ from evener_orchestrator.ledger.groups import issue
 from evener_orchestrator.ledger.models import Group, Rollout, Run
 from evener_orchestrator.states import GroupState, RolloutState, RunState
 
+REISSUE_S = 60.0
+"""Age at which a command without effect is issued again."""
+
 ALIVE = (RunState.RUNNING, RunState.PAUSED)
 
 

@@ -26,6 +26,9 @@ ADOPTED = ("rollouts.concurrent", "rollouts.sandbox", "train.steps", "eval.every
 PATHS = ("tasks", "eval.tasks", "policy")
 """Keys that only say where content lay; the content is compared by digest."""
 
+ONE_AT_A_TIME = "run"
+"""A turn (`locks.await_turn`) of whoever lets a run run."""
+
 UNFINISHED = (RunState.RUNNING, RunState.PAUSED)
 
 
@@ -42,9 +45,12 @@ class Submission:
 
 
 async def submit(tx: Transaction, submission: Submission) -> tuple[Run, bool]:
-    """The run of this name and whether it existed. Raises Conflict where the content differs, InputError where it is bad."""
+    """The run of this name and whether it existed.
+
+    Raises Conflict where the content differs, InputError where it is bad, or ``stack_in_use`` while another run is running.
+    """
     tasks = await _tasks(tx, submission)
-    await await_turn(tx, f"submit {submission.file.name}")
+    await await_turn(tx, ONE_AT_A_TIME)
     earlier = (
         await tx.session.scalars(
             select(Run).where(Run.name == submission.file.name).order_by(Run.id.desc()).limit(1).with_for_update()
@@ -79,10 +85,15 @@ async def pause(tx: Transaction, run_id: str) -> Run:
 
 
 async def resume(tx: Transaction, run_id: str) -> Run:
-    """Go on with a paused run; commands that were refused meanwhile are issued again. Raises Conflict where it is over."""
+    """Go on with a paused run; commands that were refused meanwhile are issued again. Raises Conflict where it is over.
+
+    Raises InputError ``stack_in_use`` while another run is running.
+    """
+    await await_turn(tx, ONE_AT_A_TIME)
     run = await lock_run(tx, run_id)
     _check_unfinished(run)
     if run.state is RunState.PAUSED:
+        await _check_free(tx)
         run.state = moved(run.state, RunState.RUNNING)
         tx.note("run", run_id=run.id, state=run.state)
         await tx.session.flush()
@@ -93,6 +104,13 @@ async def resume(tx: Transaction, run_id: str) -> Run:
 def _check_unfinished(run: Run) -> None:
     if run.state not in UNFINISHED:
         raise Conflict(f"run {run.id} is {run.state}")
+
+
+async def _check_free(tx: Transaction) -> None:
+    """A stack's engines serve one policy: rollouts of a second run would be sampled from the first one's weights."""
+    other = (await tx.session.scalars(select(Run).where(Run.state == RunState.RUNNING).limit(1))).one_or_none()
+    if other is not None:
+        raise InputError("stack_in_use", f"run {other.name} ({other.id}) is running")
 
 
 async def _tasks(tx: Transaction, submission: Submission) -> dict[str, list[str]]:
@@ -115,6 +133,7 @@ async def _create(tx: Transaction, submission: Submission, tasks: dict[str, list
     name = submission.file.name
     before = await tx.session.scalar(select(func.count()).where(Run.name == name)) or 0
     policy = name if not before else f"{name}-{before + 1}"
+    await _check_free(tx)
     if await tx.session.scalar(select(Run.id).where(Run.policy == policy)) is not None:
         raise Conflict(f"another run trains a policy named {policy!r}; choose another name")
     run = Run(

@@ -1,6 +1,7 @@
 """A score is recorded once; the author's fault rejects the group, and ours is tried again and never becomes a zero.
 
-``order`` tells a verifier what to score; ``record`` takes its answer. Called by the API and the consumer.
+``order`` tells a verifier what to score, and is asked again while it does; ``record`` takes its answer. Called by the API and
+the consumer.
 """
 
 from math import isfinite
@@ -16,6 +17,7 @@ from evener_orchestrator.ledger.endings import dispose
 from evener_orchestrator.ledger.engine import Transaction
 from evener_orchestrator.ledger.locks import Held, hold
 from evener_orchestrator.ledger.models import Score, Task
+from evener_orchestrator.ledger.reissue import REISSUE_S
 from evener_orchestrator.ledger.types import storable
 from evener_orchestrator.reward import reward
 from evener_orchestrator.states import GroupState, RolloutState, moved
@@ -25,9 +27,14 @@ SCORINGS = 3
 
 
 async def order(tx: Transaction, session: str) -> ScoreOrder:
-    """What to score. Raises Conflict where the attempt is past scoring."""
+    """What to score. Raises Conflict where the attempt is past scoring.
+
+    Whoever asks is at it: the command is issued again only `REISSUE_S` later, so that long tests, or a score that waits to
+    be read, do not occupy a second verifier.
+    """
     held = await hold(tx, session)
     _awaiting(held, session)
+    held.rollout.issued_at = tx.now
     task = await tx.session.get_one(Task, held.group.task_digest)
     return ScoreOrder(
         session_id=session,
@@ -37,6 +44,7 @@ async def order(tx: Transaction, session: str) -> ScoreOrder:
         grader_bundle=task.grader_bundle,
         trusted=held.run.trusted,
         sandbox=RunFile.model_validate(held.run.file).rollouts.sandbox,
+        again_s=REISSUE_S,
     )
 
 

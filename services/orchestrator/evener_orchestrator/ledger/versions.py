@@ -73,7 +73,12 @@ async def published(tx: Transaction, message: PolicyPublished) -> None:
 
 def check_epoch(run: Run, epoch: int) -> None:
     """Raises Conflict where another learner may speak, or none."""
-    if epoch != run.epoch:
-        raise Conflict(f"epoch {epoch} is not the learner's: the ledger is at {run.epoch}")
+    check_newest(run, epoch)
     if run.state not in (RunState.RUNNING, RunState.PAUSED):
         raise Conflict(f"the run is {run.state}")
+
+
+def check_newest(run: Run, epoch: int) -> None:
+    """Raises Conflict where another learner may speak."""
+    if epoch != run.epoch:
+        raise Conflict(f"epoch {epoch} is not the learner's: the ledger is at {run.epoch}")
