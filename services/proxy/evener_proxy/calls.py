@@ -23,7 +23,7 @@ from evener.trace.record import NO_BASE, CallRecord, Ids, encode
 from evener.trace.session import BudgetSpent
 from evener.trace.store import Commit, Intent, Mark, OpenedSession, Refused
 from evener_proxy import budget
-from evener_proxy.canonical import CallError, CallRequest, Reply, mint_reply
+from evener_proxy.canonical import CallError, CallRequest, Dialect, R, Reply, mint_reply
 from evener_proxy.engines import Engine, Engines
 from evener_proxy.metrics import Metrics
 from evener_proxy.sessions import Sessions, sealed_session, unknown_key
@@ -73,7 +73,7 @@ class Calls:
         self._metrics = metrics
         self._retry_s = retry_s
 
-    async def run(self, session: OpenedSession, request: CallRequest, dialect: str) -> Answered:
+    async def run(self, session: OpenedSession, request: R, dialect: Dialect[R]) -> Answered:
         """Sample and commit one call. Raises CallError. Cancelled before its commit, it leaves no call; later, it is whole."""
         spec = session.spec
         if spec.purpose == "train" and request.constrained is not None:
@@ -83,7 +83,7 @@ class Calls:
                 f"{request.constrained}: constrained decoding is refused in training sessions",
                 param=request.constrained,
             )
-        call = _Call(new_id(), session, request, dialect, time.time())
+        call = _Call(new_id(), session, request, dialect.name, dialect.call_prefix, time.time())
         try:
             intent = await self._intent(call)
             asked = await self._ask(call, intent)
@@ -98,6 +98,23 @@ class Calls:
             if not call.committed:
                 await self._release(call, None)
             raise
+
+    async def count(self, session: OpenedSession, request: CallRequest) -> int:
+        """The prompt's length in tokens, by the engine's own template and tokenizer; leaves no call. Raises CallError."""
+        spec = session.spec
+        try:
+            engine, status = await self._engines.pick(spec.session_id, attempt=0, version=spec.version)
+            return await engine.sampler.tokenize(_to_sample(request, status.model, spec.sampling.temperature))
+        except EngineUnavailable as error:
+            raise _engine_fault("engine_unavailable", str(error)).error from error
+        except InfraError as error:
+            raise _engine_fault(error.cause, error.detail).error from error
+        except EngineRefused as error:
+            raise _request_fault(error).error from error
+
+    def window(self, session: OpenedSession) -> int | None:
+        """Tokens that prompt and completion of one call may have together; None where nothing says."""
+        return budget.window_of(session.spec, self._engines.peek(session.spec.session_id))
 
     async def _intent(self, call: "_Call") -> Intent:
         try:
@@ -144,20 +161,7 @@ class Calls:
     async def _ask_once(self, call: "_Call", intent: Intent) -> _Asked:
         spec, request = call.session.spec, call.request
         engine, status = await self._pick(call)
-        body = SampleRequest(
-            model=status.model,
-            messages=request.messages,
-            tools=request.tools,
-            tool_choice=request.tool_choice,
-            parallel_tool_calls=request.parallel_tool_calls,
-            response_format=request.response_format,
-            stop=request.stop,
-            temperature=spec.sampling.temperature,
-            top_p=1.0,
-            top_k=-1,
-            logprobs=True,
-            return_token_ids=True,
-        )
+        body = _to_sample(request, status.model, spec.sampling.temperature)
         try:
             body.max_tokens = await budget.output_limit(
                 engine.sampler,
@@ -183,7 +187,7 @@ class Calls:
         return await self._engines.pick(spec.session_id, attempt=call.failures, version=spec.version)
 
     async def _commit(self, call: "_Call", intent: Intent, asked: _Asked) -> Answered:
-        reply = mint_reply(asked.sample)
+        reply = mint_reply(asked.sample, call.prefix)
         commit = _to_commit(call, intent, asked, reply)
         session_id = call.session.spec.session_id
         writing = asyncio.ensure_future(self._store.commit(session_id, commit))
@@ -223,11 +227,14 @@ class Calls:
 class _Call:
     """What is known of a call before it is sampled. ``texts``: its system texts and tool list by digest."""
 
-    def __init__(self, call_id: str, session: OpenedSession, request: CallRequest, dialect: str, started: float) -> None:
+    def __init__(
+        self, call_id: str, session: OpenedSession, request: CallRequest, dialect: str, prefix: str, started: float
+    ) -> None:
         self.id = call_id
         self.session = session
         self.request = request
         self.dialect = dialect
+        self.prefix = prefix
         self.started = started
         self.failures = 0
         self.committed = False
@@ -236,6 +243,24 @@ class _Call:
         self.texts = dict(zip(self.system_digests, request.messages, strict=False))
         if self.tools_digest is not None and request.tools is not None:
             self.texts[self.tools_digest] = request.tools
+
+
+def _to_sample(request: CallRequest, model: str, temperature: float) -> SampleRequest:
+    """What the engine is asked: the sampling is the session's, whatever the agent wished."""
+    return SampleRequest(
+        model=model,
+        messages=request.messages,
+        tools=request.tools,
+        tool_choice=request.tool_choice,
+        parallel_tool_calls=request.parallel_tool_calls,
+        response_format=request.response_format,
+        stop=request.stop,
+        temperature=temperature,
+        top_p=1.0,
+        top_k=-1,
+        logprobs=True,
+        return_token_ids=True,
+    )
 
 
 def _to_commit(call: _Call, intent: Intent, asked: _Asked, reply: Reply) -> Commit:

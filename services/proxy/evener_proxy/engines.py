@@ -81,6 +81,10 @@ class Engines:
         except (EngineRefused, InfraError) as error:
             raise EngineUnavailable(str(error)) from error
 
+    def peek(self, session_id: str) -> EngineStatus | None:
+        """What the session's own engine said last."""
+        return self.all[zlib.crc32(session_id.encode()) % len(self.all)].status
+
     def problems(self) -> list[str]:
         """What keeps the engines from serving, one line each; empty while at least one serves."""
         if any(engine.problem is None for engine in self.all):

@@ -58,7 +58,7 @@ async def serve(
         delivery = Delivery(calls, sessions, metrics, patience or Patience())
         admin = create_admin(sessions, engines, metrics, redis, settings.admin_token.get_secret_value())
         agent_side, admin_side = (
-            _Server(_config(app, drain_s=settings.drain_s)) for app in (create_app(sessions, delivery, metrics), admin)
+            _Server(_config(app, drain_s=settings.drain_s)) for app in (create_app(sessions, delivery, calls, metrics), admin)
         )
         # The lease is there before the first call can be.
         await sessions.store.beat(sessions.replica, lease_s=LEASE_S, sessions=())
