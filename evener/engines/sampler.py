@@ -67,10 +67,12 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     """One reply. ``prompt_ids`` [P], ``completion_ids`` [C] int32 with the stop token, ``logprobs`` [C] float32.
 
     ``versions`` [C] names the policy version of each token, None where the engine does not say. Level ``text``: the arrays
-    are empty, and only ``prompt_tokens`` and ``completion_tokens`` are known.
+    are empty, and only ``prompt_tokens`` and ``completion_tokens`` are known; ``flaw`` says what is wrong with the token data
+    where the engine gave some.
     """
 
     level: Level
+    flaw: str | None = None
     prompt_ids: Ids
     completion_ids: Ids
     logprobs: Logprobs
@@ -119,6 +121,7 @@ class Sampler(Protocol):
 
 class _Logprob(msgspec.Struct, gc=False):
     logprob: float
+    token: str = ""
 
 
 class _Logprobs(msgspec.Struct):
@@ -283,8 +286,8 @@ class VllmSampler:
 def parse_reply(body: bytes) -> Sample:
     """Decode and check a reply of the chat route.
 
-    Raises EngineUnavailable where the engine cut the call (finish ``abort``), InfraError ``engine_level`` where the token
-    data contradict each other, and ``engine_error`` where the body is not a reply.
+    Token data that contradict each other are a ``flaw``: the reply stands, at level ``text``. Raises EngineUnavailable where
+    the engine cut the call (finish ``abort``), and InfraError ``engine_error`` where the body is not a reply.
     """
     try:
         reply = _reply.decode(body)
@@ -295,13 +298,17 @@ def parse_reply(body: bytes) -> Sample:
         raise EngineUnavailable("the engine cut the call (finish_reason abort)")
     message = choice.message
     logprobs = choice.logprobs.content if choice.logprobs is not None else None
-    arrays = _token_data(reply, choice, logprobs)
+    try:
+        flaw, arrays = None, _token_data(reply, choice, logprobs)
+    except _Flaw as found:
+        flaw, arrays = str(found), None
     return Sample(
         level="text" if arrays is None else "tokens",
+        flaw=flaw,
         prompt_ids=_NO_IDS if arrays is None else arrays[0],
         completion_ids=_NO_IDS if arrays is None else arrays[1],
         logprobs=_NO_LOGPROBS if arrays is None else arrays[2],
-        versions=None if arrays is None else _versions(choice.weight_versions, len(arrays[1])),
+        versions=None if arrays is None else arrays[3],
         content=message.content,
         reasoning=message.reasoning,
         tool_calls=[ToolCall(each.id, each.function.name, each.function.arguments) for each in message.tool_calls or ()],
@@ -317,17 +324,31 @@ _NO_IDS = np.empty(0, np.int32)
 _NO_LOGPROBS = np.empty(0, np.float32)
 
 
-def _token_data(reply: _Reply, choice: _Choice, logprobs: list[_Logprob] | None) -> tuple[Ids, Ids, Logprobs] | None:
-    """The arrays, or None where the engine gives none (level text)."""
+_BY_ID = "token_id:"  # what vLLM writes for a token's text under --return-tokens-as-token-ids
+
+
+class _Flaw(Exception):
+    """The token data of a reply contradict each other."""
+
+
+def _token_data(
+    reply: _Reply, choice: _Choice, logprobs: list[_Logprob] | None
+) -> tuple[Ids, Ids, Logprobs, Ids | None] | None:
+    """Prompt ids, completion ids, log-probabilities and versions, or None where the engine gives none (level text)."""
     if not reply.prompt_token_ids or choice.token_ids is None or logprobs is None:
         return None
     lengths = (len(choice.token_ids), len(logprobs), reply.usage.completion_tokens)
     if len(set(lengths)) != 1 or len(reply.prompt_token_ids) != reply.usage.prompt_tokens:
-        raise InfraError("engine_level", f"token ids, log-probabilities and usage differ in number: {lengths}")
+        raise _Flaw(f"token ids, log-probabilities and usage differ in number: {lengths}")
     values = np.frombuffer(array("f", [each.logprob for each in logprobs]), np.float32)
     if len(values) and not (np.isfinite(values).all() and values.max() <= 0):
-        raise InfraError("engine_level", "a log-probability is not finite or greater than 0")
-    return _ids(reply.prompt_token_ids), _ids(choice.token_ids), values
+        raise _Flaw("a log-probability is not finite or greater than 0")
+    if logprobs and logprobs[0].token.startswith(_BY_ID):
+        named = [each.token.removeprefix(_BY_ID) for each in logprobs]
+        if named != [str(token) for token in choice.token_ids]:
+            raise _Flaw("the log-probabilities name other tokens than the token ids")
+    versions = _versions(choice.weight_versions, len(choice.token_ids))
+    return _ids(reply.prompt_token_ids), _ids(choice.token_ids), values, versions
 
 
 def _ids(values: list[int]) -> Ids:
@@ -341,7 +362,7 @@ def _versions(runs: list[_Versions] | None, length: int) -> Ids | None:
     for run in runs:
         versions[run.start : run.end] = _version(run.version)
     if (versions < 0).any():
-        raise InfraError("engine_level", f"weight_versions do not cover the {length} tokens of the reply")
+        raise _Flaw(f"weight_versions do not cover the {length} tokens of the reply")
     return versions
 
 

@@ -4,6 +4,7 @@ Routes are raw ASGI applications, since the hot one reads the body and writes th
 here as CallError while the response head is held.
 """
 
+import hashlib
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 from urllib.parse import parse_qs
@@ -14,7 +15,7 @@ from starlette.routing import Route
 
 from evener import log
 from evener_proxy.calls import Calls
-from evener_proxy.canonical import CallError, CountingDialect, Dialect, ModelInfo, R
+from evener_proxy.canonical import CallError, CountingDialect, Dialect, ModelInfo, R, Sending
 from evener_proxy.delivery import Delivery, Headers, Receive, Send, send_json
 from evener_proxy.dialects.chat import ChatDialect
 from evener_proxy.metrics import Metrics
@@ -25,6 +26,7 @@ Scope = MutableMapping[str, Any]
 Endpoint = Callable[[Scope, Receive, Send], Awaitable[None]]
 Choose = Callable[[Scope], Dialect[Any]]
 _log = log.get("proxy")
+_RETRY_HEADERS = (b"x-stainless-retry-count",)  # how the SDKs of OpenAI and Anthropic count their retries
 _chat = ChatDialect()
 
 
@@ -62,8 +64,9 @@ class _Routes:
         async def sample(scope: Scope, receive: Receive, send: Send) -> None:
             _require(scope, "POST")
             session = await self._sessions.find(_key(scope))
-            request = dialect.parse(await _read_body(receive), _target(scope))
-            await self._delivery.answer(session, request, dialect, receive, send)
+            body = await _read_body(receive)
+            request = dialect.parse(body, _target(scope))
+            await self._delivery.answer(session, request, dialect, _sending(scope, body), receive, send)
 
         return sample
 
@@ -133,6 +136,11 @@ def _require(scope: Scope, method: str) -> None:
     if scope["method"] != method:
         message = f"{scope['path']} takes {method}, not {scope['method']}"
         raise CallError(405, "method_not_allowed", message, param=method)
+
+
+def _sending(scope: Scope, body: bytes) -> Sending:
+    again = any(name in _RETRY_HEADERS and value not in (b"", b"0") for name, value in scope["headers"])
+    return Sending(hashlib.blake2b(_target(scope).encode() + body, digest_size=16).digest(), again)
 
 
 def _target(scope: Scope) -> str:

@@ -55,6 +55,14 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     completion_tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """One arrival of a request: a digest of what was sent, and whether the client says that it sends it ``again``."""
+
+    digest: bytes
+    again: bool
+
+
 def mint_reply(sample: Sample, call_prefix: str) -> Reply:
     """The reply of a sample. Ids are ours, so that an echoed tool call can be matched with the call that made it."""
     return Reply(

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Generic
 
 from evener.trace.store import Mark, OpenedSession
-from evener_proxy.calls import Calls
-from evener_proxy.canonical import CallError, Dialect, R
+from evener_proxy.calls import Answered, Calls
+from evener_proxy.canonical import CallError, Dialect, R, Sending
 from evener_proxy.metrics import Metrics
 from evener_proxy.sessions import Flight, Sessions, sealed_session
 
@@ -41,17 +41,26 @@ class Delivery:
         self._metrics = metrics
         self._patience = patience
 
-    async def answer(self, session: OpenedSession, request: R, dialect: Dialect[R], receive: Receive, send: Send) -> None:
+    async def answer(
+        self,
+        session: OpenedSession,
+        request: R,
+        dialect: Dialect[R],
+        sending: Sending,
+        receive: Receive,
+        send: Send,
+    ) -> None:
         """Run one call and send what came of it. Raises CallError while the response head can still say so."""
         task = asyncio.current_task()
         assert task is not None, "ASGI applications run in tasks"
-        flight = Flight(session.spec.session_id, task)
+        await self._sessions.settle(session.spec.session_id, sending.digest)
+        flight = Flight(session.spec.session_id, sending.digest, task)
         response = _Response(send, dialect, request, self._patience)
         watching = asyncio.create_task(_watch(receive, flight))
         self._sessions.flights.add(flight)
         self._metrics.in_flight += 1
         try:
-            await self._run(session, request, dialect, flight, response)
+            await self._run(session, request, dialect, sending, flight, response)
         finally:
             self._metrics.in_flight -= 1
             self._sessions.flights.discard(flight)
@@ -59,11 +68,17 @@ class Delivery:
             response.stop()
 
     async def _run(
-        self, session: OpenedSession, request: R, dialect: Dialect[R], flight: Flight, response: "_Response[R]"
+        self,
+        session: OpenedSession,
+        request: R,
+        dialect: Dialect[R],
+        sending: Sending,
+        flight: Flight,
+        response: "_Response[R]",
     ) -> None:
         response.hold()
         try:
-            answered = await self._calls.run(session, request, dialect)
+            answered = await self._calls.run(session, request, dialect, sending)
         except CallError as error:
             flight.over = True
             await response.fail(error)
@@ -80,10 +95,11 @@ class Delivery:
         body = dialect.render(request, answered.reply)
         delivered = flight.cut != "left"
         if delivered:
-            await response.finish(body)
+            await response.finish(body, _mark_of(answered))
         else:
             self._metrics.undelivered += 1
-        self._sessions.mark(Mark(session.spec.session_id, answered.number, "yes" if delivered else "no"))
+        if answered.number is not None:
+            self._sessions.mark(Mark(session.spec.session_id, answered.number, "yes" if delivered else "no"))
 
 
 class _Response(Generic[R]):
@@ -111,12 +127,12 @@ class _Response(Generic[R]):
         if self._keeping is not None:
             self._keeping.cancel()
 
-    async def finish(self, body: bytes) -> None:
-        """Send the reply's last bytes."""
+    async def finish(self, body: bytes, headers: Headers) -> None:
+        """Send the reply's last bytes; ``headers`` too, while the head is held."""
         self.stop()
         if not self._started:
             length = (b"content-length", str(len(body)).encode())
-            await self._send(_start(200, [*self._headers(), length]))
+            await self._send(_start(200, [*self._headers(), *headers, length]))
         await self._send(_chunk(body, more=False))
 
     async def fail(self, error: CallError) -> None:
@@ -141,6 +157,11 @@ class _Response(Generic[R]):
         if self._request.stream:
             headers.append((b"cache-control", b"no-cache"))
         return headers
+
+
+def _mark_of(answered: Answered) -> Headers:
+    """A reply that is not the policy's says so."""
+    return [(b"x-evener-budget", answered.spent.encode())] if answered.spent is not None else []
 
 
 async def send_json(send: Send, status: int, body: bytes, headers: Headers | None = None) -> None:

@@ -5,7 +5,7 @@ without a trip of its own. Used by the calls and by ``/readyz``.
 """
 
 import asyncio
-import zlib
+import hashlib
 from typing import TYPE_CHECKING
 
 from evener import log
@@ -64,16 +64,13 @@ class Engines:
         self.all = [Engine(sampler) for sampler in samplers]
 
     async def pick(self, session_id: str, *, attempt: int, version: int | None) -> tuple[Engine, EngineStatus]:
-        """The session's own engine for attempt 0, others for later ones.
+        """The session's own engine for attempt 0, others for later ones (rendezvous hashing: an engine that comes or goes moves
+        only the sessions that are its own).
 
         Engines that do not answer come last, and before them those that serve another version than a pinned one.
         Raises EngineUnavailable.
         """
-        start = zlib.crc32(session_id.encode())
-        count = len(self.all)
-        rotated = [self.all[(start + place) % count] for place in range(count)]
-        ordered = sorted(rotated, key=lambda engine: engine.unfit(version)) if count > 1 else rotated
-        engine = ordered[attempt % count]
+        engine = self._ranked(session_id, version)[attempt % len(self.all)]
         if engine.status is not None:
             return engine, engine.status
         try:
@@ -83,10 +80,19 @@ class Engines:
 
     def peek(self, session_id: str) -> EngineStatus | None:
         """What the session's own engine said last."""
-        return self.all[zlib.crc32(session_id.encode()) % len(self.all)].status
+        return self._ranked(session_id, None)[0].status
+
+    def _ranked(self, session_id: str, version: int | None) -> list[Engine]:
+        if len(self.all) == 1:
+            return self.all
+        return sorted(self.all, key=lambda engine: (engine.unfit(version), _weight(session_id, engine)))
 
     def problems(self) -> list[str]:
         """What keeps the engines from serving, one line each; empty while at least one serves."""
         if any(engine.problem is None for engine in self.all):
             return []
         return [f"engine {engine.sampler.name}: {engine.problem}" for engine in self.all]
+
+
+def _weight(session_id: str, engine: Engine) -> bytes:
+    return hashlib.blake2b(f"{session_id} {engine.sampler.name}".encode(), digest_size=8).digest()

@@ -62,7 +62,12 @@ async def serve(
         )
         # The lease is there before the first call can be.
         await sessions.store.beat(sessions.replica, lease_s=LEASE_S, sessions=())
-        watchers = [sessions.watch(), sessions.flush_marks(), *(engine.watch() for engine in engines.all)]
+        watchers = [
+            sessions.watch(),
+            sessions.hear_seals(),
+            sessions.flush_marks(),
+            *(engine.watch() for engine in engines.all),
+        ]
         try:
             await _run([(agent_side, agents), (admin_side, admins)], watchers, stop, ready)
         finally:

@@ -59,10 +59,20 @@ def changed(change) -> bytes:
         lambda _, choice: choice.update(weight_versions=[{"version": "1", "start": 0, "end": 5}]),
     ],
 )
-def test_contradicting_token_data_is_refused(change):
-    with pytest.raises(InfraError) as error:
-        parse_reply(changed(change))
-    assert error.value.cause == "engine_level"
+def test_contradicting_token_data_is_not_kept(change):
+    sample = parse_reply(changed(change))
+    assert sample.flaw
+    assert (sample.level, len(sample.prompt_ids), len(sample.completion_ids)) == ("text", 0, 0)
+    assert sample.tool_calls[0].name == parse_reply(changed(lambda *_: None)).tool_calls[0].name
+
+
+def test_tokens_that_are_named_by_id_must_be_the_ids():
+    def name(_, choice, first=0):
+        for place, (each, token) in enumerate(zip(choice["logprobs"]["content"], choice["token_ids"], strict=True)):
+            each["token"] = f"token_id:{token + first * (place == 2)}"
+
+    assert parse_reply(changed(name)).level == "tokens"
+    assert "other tokens" in parse_reply(changed(lambda reply, choice: name(reply, choice, 1))).flaw
 
 
 def test_versions_per_token():
