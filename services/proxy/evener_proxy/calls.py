@@ -113,7 +113,7 @@ class Calls:
         """The prompt's length in tokens, by the engine's own template and tokenizer; leaves no call. Raises CallError."""
         spec = session.spec
         try:
-            engine, status = await self._engines.pick(spec.session_id, attempt=0, version=spec.version)
+            engine, status = await self._engines.pick(spec, attempt=0)
             return await engine.sampler.tokenize(_to_sample(request, status.model, spec.sampling.temperature))
         except EngineUnavailable as error:
             raise _engine_fault("engine_unavailable", str(error)).error from error
@@ -124,7 +124,7 @@ class Calls:
 
     def window(self, session: OpenedSession) -> int | None:
         """Tokens that prompt and completion of one call may have together; None where nothing says."""
-        return budget.window_of(session.spec, self._engines.peek(session.spec.session_id))
+        return budget.window_of(session.spec, self._engines.peek(session.spec))
 
     async def _stored(self, call: "_Call", number: int) -> Answered:
         """The reply that a committed call has left, for the client that has not got it."""
@@ -204,8 +204,7 @@ class Calls:
         return _Asked(sample, engine, used | {"stop": request.stop}, status.version, completed)
 
     async def _pick(self, call: "_Call") -> tuple[Engine, EngineStatus]:
-        spec = call.session.spec
-        return await self._engines.pick(spec.session_id, attempt=call.failures, version=spec.version)
+        return await self._engines.pick(call.session.spec, attempt=call.failures)
 
     async def _commit(self, call: "_Call", intent: Intent, asked: _Asked) -> Answered:
         reply = mint_reply(asked.sample, call.prefix)
