@@ -17,6 +17,7 @@ from evener import log
 from evener_proxy.calls import Calls
 from evener_proxy.canonical import CallError, CountingDialect, Dialect, ModelInfo, R, Sending
 from evener_proxy.delivery import Delivery, Headers, Receive, Send, send_json
+from evener_proxy.dialects.anthropic import AnthropicDialect
 from evener_proxy.dialects.chat import ChatDialect
 from evener_proxy.metrics import Metrics
 from evener_proxy.sessions import Sessions
@@ -28,6 +29,7 @@ Choose = Callable[[Scope], Dialect[Any]]
 _log = log.get("proxy")
 _RETRY_HEADERS = (b"x-stainless-retry-count",)  # how the SDKs of OpenAI and Anthropic count their retries
 _chat = ChatDialect()
+_anthropic = AnthropicDialect()
 
 
 def create_app(sessions: Sessions, delivery: Delivery, calls: Calls, metrics: Metrics) -> FastAPI:
@@ -36,6 +38,8 @@ def create_app(sessions: Sessions, delivery: Delivery, calls: Calls, metrics: Me
     app = FastAPI(title="evener proxy", openapi_url=None, docs_url=None, redoc_url=None)
     for path, endpoint, choose in (
         ("/v1/chat/completions", routes.sampling(_chat), _always(_chat)),
+        ("/v1/messages", routes.sampling(_anthropic), _always(_anthropic)),
+        ("/v1/messages/count_tokens", routes.counting(_anthropic), _always(_anthropic)),
         ("/v1/models", routes.models, dialect_of),
         ("/v1/models/{model:path}", routes.models, dialect_of),
         ("/healthz", _healthz, dialect_of),
@@ -47,7 +51,10 @@ def create_app(sessions: Sessions, delivery: Delivery, calls: Calls, metrics: Me
 
 def dialect_of(scope: Scope) -> Dialect[Any]:
     """The dialect in which a caller of a shared or unknown path is answered: the path tells, else the headers."""
-    return _chat
+    if scope["path"].startswith("/v1/messages"):
+        return _anthropic
+    names = {name for name, _ in scope["headers"]}
+    return _anthropic if names & {b"anthropic-version", b"x-api-key"} else _chat
 
 
 class _Routes:
