@@ -1,7 +1,8 @@
 """What a `Sample` holds is the engine's own: its ids and log-probabilities, checked and never made again from text.
 
-The port is the proxy's; `VllmSampler` speaks vLLM's wire format (0.32) to vLLM and to our CPU engine. The engine is asked
-without streaming, since stream chunks lose the ids of tokens that have no text.
+The port is the proxy's; `VllmSampler` speaks vLLM's wire format (0.32) to vLLM and to our CPU engine, and the plain part of it
+to a hosted API, which gives no tokens. The engine is asked without streaming, since stream chunks lose the ids of tokens that
+have no text.
 """
 
 import asyncio
@@ -201,11 +202,31 @@ _encode = msgspec.json.Encoder().encode
 _JSON = {"Content-Type": "application/json"}
 
 
-class VllmSampler:
-    """vLLM, or our CPU engine, at ``url`` (without ``/v1``). Close it when done."""
+_PLAIN = (
+    "model",
+    "messages",
+    "tools",
+    "tool_choice",
+    "parallel_tool_calls",
+    "response_format",
+    "stop",
+    "max_tokens",
+    "temperature",
+    "top_p",
+)
 
-    def __init__(self, url: str, *, connect_s: float = 5.0) -> None:
+
+class VllmSampler:
+    """vLLM, our CPU engine, or a hosted API, at ``url`` (without ``/v1``). Close it when done.
+
+    ``key`` is sent as a bearer token. ``model`` is asked for where the engine lists several; None: its first.
+    """
+
+    def __init__(self, url: str, *, connect_s: float = 5.0, key: str | None = None, model: str | None = None) -> None:
         self._url = url.rstrip("/")
+        self._model = model
+        self._plain = False
+        self._headers = _JSON if key is None else {**_JSON, "Authorization": f"Bearer {key}"}
         # A sampled reply may take minutes, and each in flight has a connection of its own.
         self._http = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0),
@@ -225,7 +246,7 @@ class VllmSampler:
 
     async def sample(self, request: SampleRequest) -> Sample:
         """One trip on the chat route; leaving it (cancellation) closes the connection, which aborts the generation."""
-        body = await self._request("POST", "/v1/chat/completions", _encode(request))
+        body = await self._request("POST", "/v1/chat/completions", _encode(_plain(request) if self._plain else request))
         return parse_reply(body)
 
     async def tokenize(self, request: SampleRequest) -> int:
@@ -244,23 +265,30 @@ class VllmSampler:
             version = _version(_decode(await self._get("/weight_info"), _WeightInfo).weight_version)
         except EngineRefused:
             version = 0
-        return EngineStatus(model=models[0].id, window=models[0].max_model_len, version=version)
+        serves = next((model for model in models if model.id == self._model), None) if self._model else models[0]
+        if serves is None:
+            raise EngineUnavailable(f"{self._url}/v1/models does not list {self._model!r}")
+        return EngineStatus(model=serves.id, window=serves.max_model_len, version=version)
 
     async def probe(self, model: str) -> Level:
-        """Sample one token of a fixed prompt."""
-        sample = await self.sample(
-            SampleRequest(
-                model=model,
-                messages=[msgspec.Raw(b'{"role":"user","content":"."}')],
-                max_tokens=1,
-                temperature=1.0,
-                top_p=1.0,
-                top_k=-1,
-                logprobs=True,
-                return_token_ids=True,
-            )
+        """Sample one token of a fixed prompt. What an engine then refuses to be asked, it is not asked again."""
+        request = SampleRequest(
+            model=model,
+            messages=[msgspec.Raw(b'{"role":"user","content":"."}')],
+            max_tokens=1,
+            temperature=1.0,
+            top_p=1.0,
+            top_k=-1,
+            logprobs=True,
+            return_token_ids=True,
         )
-        return sample.level
+        try:
+            return (await self.sample(request)).level
+        except EngineRefused as error:
+            if self._plain or error.status not in (400, 422):
+                raise
+        self._plain = True
+        return (await self.sample(request)).level
 
     async def _get(self, path: str) -> bytes:
         try:
@@ -271,7 +299,7 @@ class VllmSampler:
 
     async def _request(self, method: Literal["GET", "POST"], path: str, body: bytes | None) -> bytes:
         try:
-            async with self._http.request(method, self._url + path, data=body, headers=_JSON) as response:
+            async with self._http.request(method, self._url + path, data=body, headers=self._headers) as response:
                 content = await response.read()
                 status = response.status
         except (aiohttp.ClientError, OSError) as error:
@@ -281,6 +309,11 @@ class VllmSampler:
         if status >= 400:
             raise _refused(status, content)
         return content
+
+
+def _plain(request: SampleRequest) -> dict[str, Any]:
+    """What every API of this format takes."""
+    return {name: value for name in _PLAIN if (value := getattr(request, name)) is not None}
 
 
 def parse_reply(body: bytes) -> Sample:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from evener.trace.record import Level
 
 POLL_S = 1.0
+TEXT_POLL_S = 30.0  # what gives no tokens has no versions to follow, and may count our requests
 _log = log.get("proxy")
 
 
@@ -55,7 +56,7 @@ class Engine:
                     _log.info("engine", url=self.sampler.name, model=status.model, level=self.level)
             except (EngineUnavailable, EngineRefused, InfraError) as error:
                 _log.debug("engine_status", url=self.sampler.name, problem=str(error))
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(TEXT_POLL_S if self.level == "text" and self.problem is None else POLL_S)
 
 
 class Engines:

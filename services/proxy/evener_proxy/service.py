@@ -50,7 +50,8 @@ async def serve(
     if settings.redis_url is not None:
         await check_store(redis)
     with _bind(settings.host, settings.proxy_port) as agents, _bind(settings.host, settings.admin_port) as admins:
-        samplers = [VllmSampler(url) for url in settings.engines]
+        key = settings.engine_key.get_secret_value() if settings.engine_key is not None else None
+        samplers = [VllmSampler(url, key=key, model=settings.engine_model) for url in settings.engines]
         metrics = Metrics()
         engines = Engines(list(samplers))
         sessions = Sessions(TraceStore(redis))

@@ -6,10 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from aiohttp import web
+from pydantic import SecretStr
 
 from evener.engines.sampler import EngineRefused, EngineUnavailable, SampleRequest, VllmSampler, parse_reply
 from evener.errors import InfraError
-from tests.unit.proxy.stub import fails
+from tests.unit.proxy.stub import StubEngine, eventually, fails, free_port, running_proxy
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "vllm"
 
@@ -134,3 +135,43 @@ async def test_nobody_listening_is_unavailable():
     with pytest.raises(EngineUnavailable):
         await sampler.sample(request())
     await sampler.close()
+
+
+async def hosted(request: web.Request) -> web.Response:
+    """An API that knows the published fields only, wants a key and gives no tokens."""
+    if request.headers.get("Authorization") != "Bearer sk-vendor":
+        return web.json_response({"error": {"message": "no key"}}, status=401)
+    if request.path == "/v1/models":
+        return web.json_response({"data": [{"id": "small"}, {"id": "large"}]})
+    if request.path != "/v1/chat/completions":
+        return web.json_response({"error": {"message": "not found"}}, status=404)
+    body = await request.json()
+    if unknown := set(body) & {"top_k", "return_token_ids"}:
+        return web.json_response({"error": {"message": f"Unrecognized request arguments: {unknown}"}}, status=400)
+    message = {"role": "assistant", "content": f"I am {body['model']}"}
+    usage = {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
+    return web.json_response({"choices": [{"message": message, "finish_reason": "stop"}], "usage": usage})
+
+
+async def test_a_hosted_api_works_at_level_text(redis):
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", hosted)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    port = free_port()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    engine = StubEngine(url=f"http://127.0.0.1:{port}")
+    async with running_proxy(engine, redis, engine_key=SecretStr("sk-vendor"), engine_model="large") as proxy:
+        session, key = await proxy.open(purpose="eval")
+
+        async def answers() -> bool:
+            return (await proxy.chat(key))[0] == 200
+
+        await eventually(answers)
+        _, reply = await proxy.chat(key, max_tokens=50)
+        assert reply["choices"][0]["message"]["content"] == "I am large"
+        record = (await proxy.store.load(session))[-1]
+        assert (record.level, record.request["used"]["max_tokens"]) == ("text", 50)
+        _, training = await proxy.open()
+        assert (await proxy.chat(training))[1]["error"]["code"] == "engine_level"
+    await runner.cleanup()
