@@ -38,9 +38,13 @@ class EngineRefused(Exception):
 
 
 class SampleRequest(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """Body of the chat route, as the engine gets it. ``messages``, ``tools``, ``tool_choice`` are the agent's, verbatim."""
+    """Body of the chat route, as the engine gets it. ``messages``, ``tools``, ``tool_choice`` are the agent's, verbatim.
+
+    ``request_id`` names the call in the engine's log; an engine is never told an agent's own ids.
+    """
 
     model: str
+    request_id: str | None = None
     messages: Sequence[msgspec.Raw]
     tools: msgspec.Raw | None = None
     tool_choice: msgspec.Raw | None = None

@@ -182,6 +182,7 @@ class Calls:
         spec, request = call.session.spec, call.request
         engine, status = await self._pick(call)
         body = _to_sample(request, status.model, spec.sampling.temperature)
+        body.request_id = f"{call.id}-{call.failures}"
         try:
             body.max_tokens = await budget.output_limit(
                 engine.sampler,
