@@ -17,6 +17,7 @@ from evener_proxy.calls import Calls
 from evener_proxy.canonical import CallError, CountingDialect, Dialect, ModelInfo, R
 from evener_proxy.delivery import Delivery, Headers, Receive, Send, send_json
 from evener_proxy.dialects.chat import ChatDialect
+from evener_proxy.dialects.responses import ResponsesDialect
 from evener_proxy.metrics import Metrics
 from evener_proxy.sessions import Sessions
 
@@ -26,6 +27,7 @@ Endpoint = Callable[[Scope, Receive, Send], Awaitable[None]]
 Choose = Callable[[Scope], Dialect[Any]]
 _log = log.get("proxy")
 _chat = ChatDialect()
+_responses = ResponsesDialect()
 
 
 def create_app(sessions: Sessions, delivery: Delivery, calls: Calls, metrics: Metrics) -> FastAPI:
@@ -34,6 +36,7 @@ def create_app(sessions: Sessions, delivery: Delivery, calls: Calls, metrics: Me
     app = FastAPI(title="evener proxy", openapi_url=None, docs_url=None, redoc_url=None)
     for path, endpoint, choose in (
         ("/v1/chat/completions", routes.sampling(_chat), _always(_chat)),
+        ("/v1/responses", routes.sampling(_responses), _always(_responses)),
         ("/v1/models", routes.models, dialect_of),
         ("/v1/models/{model:path}", routes.models, dialect_of),
         ("/healthz", _healthz, dialect_of),
