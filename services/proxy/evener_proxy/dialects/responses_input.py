@@ -118,6 +118,8 @@ class _History:
     def add(self, item: Item, where: str) -> None:
         """Take the next item. Raises CallError 400."""
         kind = item.get("type", "message" if "role" in item else None)
+        if kind is not None and not isinstance(kind, str):
+            raise refused(f"{where}.type", "expected a string")
         if kind == "message":
             self._message(item, where)
         elif kind == "reasoning":
@@ -132,8 +134,6 @@ class _History:
             self._found_tools(item, where)
         elif kind is None or kind == "item_reference":
             raise refused(where, "items cannot be referred to, since no response is stored; send the item itself")
-        elif not isinstance(kind, str):
-            raise refused(f"{where}.type", "expected a string")
 
     def system(self, parts: list[Part]) -> None:
         """Take instructions."""
@@ -304,7 +304,7 @@ def _patch_output(item: Item, where: str) -> list[Part]:
     return read_parts("\n".join(text for text in texts if text), where)
 
 
-_CALLS: dict[Any, Callable[[Item, str], tuple[Origin, str]]] = {
+_CALLS: dict[str | None, Callable[[Item, str], tuple[Origin, str]]] = {
     "function_call": _function_call,
     "custom_tool_call": _custom_call,
     "local_shell_call": _local_shell_call,
@@ -312,7 +312,7 @@ _CALLS: dict[Any, Callable[[Item, str], tuple[Origin, str]]] = {
     "apply_patch_call": _patch_call,
     "tool_search_call": _search_call,
 }
-_RESULTS: dict[Any, Callable[[Item, str], list[Part]]] = {
+_RESULTS: dict[str | None, Callable[[Item, str], list[Part]]] = {
     "function_call_output": _message_parts,
     "custom_tool_call_output": _message_parts,
     "local_shell_call_output": _message_parts,

@@ -155,8 +155,12 @@ class ToolTable:
         return [tool for name, tool in self._definitions.items() if only is None or name in only]
 
     def reach(self, origin: Origin) -> str:
-        """The name by which the model knows, or would have known, a tool."""
-        return self._names.get(origin, origin.qualified)
+        """The name by which the model knows, or would have known, a tool. An agent may have dropped the namespace."""
+        name = self._names.get(origin)
+        if name is None and origin.namespace is None:
+            alike = [given for each, given in self._names.items() if (each.kind, each.name) == (origin.kind, origin.name)]
+            name = alike[0] if len(alike) == 1 else None
+        return name or origin.qualified
 
     def find(self, kind: str, name: str | None, namespace: str | None = None) -> str | None:
         """The name by which the model knows a tool that is listed; None where it is not."""
