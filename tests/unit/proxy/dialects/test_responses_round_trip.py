@@ -204,7 +204,8 @@ def test_no_body_makes_the_dialect_fail():
         try:
             request = DIALECT.parse(body, "/v1/responses")
         except CallError as error:
-            assert error.status == 400
+            if error.status != 400:
+                raise
             continue
         parsed += 1
         for reply in FEW:
