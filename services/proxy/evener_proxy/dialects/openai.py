@@ -9,7 +9,13 @@ import msgspec
 
 from evener_proxy.canonical import CallError, ModelInfo
 
-_TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "requests",
+}
 _encode = msgspec.json.Encoder().encode
 
 

@@ -38,6 +38,7 @@ _REASONING, _MESSAGE, _CALL = 0, 1, 2
 _OUR_ID = re.compile(r"[a-z]+_([0-9a-f]{24})(?:_[0-9]+)?")
 _SEALED = "evener_"
 _TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
+_SEARCHES = ("tool_search_call", "tool_search_output")
 _IMAGES = ("input_image", "computer_screenshot")
 _encode = msgspec.json.Encoder().encode
 
@@ -120,6 +121,8 @@ class _History:
         kind = item.get("type", "message" if "role" in item else None)
         if kind is not None and not isinstance(kind, str):
             raise refused(f"{where}.type", "expected a string")
+        if kind in _SEARCHES and item.get("execution") != "client":
+            return  # the vendor's own search
         if kind == "message":
             self._message(item, where)
         elif kind == "reasoning":
@@ -171,11 +174,9 @@ class _History:
         self._waiting.append(call)
 
     def _found_tools(self, item: Item, where: str) -> None:
-        """What a tool search of the agent's found: the model reads it as the result, and may call it from then on."""
-        if item.get("execution") != "client":
-            return
-        self._tools.add(_raw_list(item, "tools", where), f"{where}.tools")
-        self._result(item, [text_part(_json(_list(item, "tools", where)))], where)
+        """What a tool search of the agent's found: the model reads the names, and has the tools from then on."""
+        names = self._tools.add(_raw_list(item, "tools", where), f"{where}.tools")
+        self._result(item, [text_part(_json(names))], where)
 
     def _result(self, item: Item, parts: list[Part], where: str) -> None:
         call = self._answered(item, where)

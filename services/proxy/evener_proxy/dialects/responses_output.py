@@ -152,8 +152,14 @@ def _ended(request: ResponsesRequest, reply: Reply) -> Event:
 
 
 def _failed(request: ResponsesRequest, error: CallError, reply_id: str) -> Event:
-    """Its code is one of the few that OpenAI has for failures of its own, or the error's."""
-    code = "server_error" if error.status >= 500 else "rate_limit_exceeded" if error.status == 429 else error.code
+    """Its code is one of those that OpenAI has, by which an agent knows whether to ask again; else the error's own."""
+    code = error.code
+    if error.status >= 500:
+        code = "server_error"
+    elif error.status == 429:
+        code = "rate_limit_exceeded"
+    elif code == "invalid_request":
+        code = "invalid_prompt"
     response = _response(request, reply_id, int(time.time()), "failed")
     return response | {"error": {"code": code, "message": error.message}}
 

@@ -138,8 +138,8 @@ class ToolTable:
         self._names: dict[Origin, str] = {}
         self._definitions: dict[str, dict[str, Any]] = {}
 
-    def add(self, tools: Sequence[msgspec.Raw], where: str) -> None:
-        """List more tools; one that is listed again takes the place of the earlier one. Raises CallError 400.
+    def add(self, tools: Sequence[msgspec.Raw], where: str) -> list[str]:
+        """List more tools, and return their names; one that is listed again replaces the earlier one. Raises CallError 400.
 
         Names outside of namespaces are given first, so that the agent's plain names stay as they are.
         """
@@ -149,6 +149,7 @@ class ToolTable:
         for origin, define in found:
             name = self._names[origin]
             self._definitions[name] = define(name)
+        return [self._names[origin] for origin, _ in found]
 
     def definitions(self, only: frozenset[str] | None = None) -> list[dict[str, Any]]:
         """The tools in chat form, in the agent's order."""

@@ -296,6 +296,12 @@ def test_a_call_that_comes_back_without_its_namespace_is_the_same_call():
     assert messages([item], tools=tools) == messages([item | {"namespace": None}], tools=tools)
 
 
+def test_the_vendors_own_searches_and_unknown_items_leave_a_turn_whole():
+    hosted = [{"type": "web_search_call", "id": "ws_1"}, {"type": "tool_search_call", "execution": "server", "arguments": {}}]
+    found = messages([message("look"), *hosted, call("call_1"), result(call_id="call_1")])
+    assert [each["role"] for each in found] == ["assistant", "tool"]
+
+
 def test_tools_that_the_history_adds_are_listed_and_replace_earlier_ones():
     added = {"type": "additional_tools", "role": "developer", "tools": [{**BASH, "description": "new"}, {**BASH, "name": "x"}]}
     request = parse(tools=[BASH], input=[added, {"role": "user", "content": "hi"}])
@@ -354,10 +360,22 @@ def test_a_response_repeats_the_request_on_one_line():
     assert (last["tools"], last["metadata"]) == ([BASH], {"a": "b"})
 
 
-def test_a_late_error_ends_both_forms():
-    error = CallError(503, "engine_unavailable", "down", param="messages")
+@pytest.mark.parametrize(
+    ("status", "code", "told"),
+    [
+        (503, "engine_unavailable", "server_error"),
+        (429, "busy", "rate_limit_exceeded"),
+        (400, "invalid_request", "invalid_prompt"),
+        (400, "context_length_exceeded", "context_length_exceeded"),
+        (403, "budget_spent", "budget_spent"),
+    ],
+)
+def test_a_late_error_ends_both_forms(status, code, told):
+    error = CallError(status, code, "down", param="messages")
     events = DIALECT.late_error(parse(stream=True), error).decode().strip().split("\n\n")
     kinds = [event.split("\n")[0].removeprefix("event: ") for event in events]
     assert kinds == ["response.created", "response.in_progress", "error", "response.failed"]
     failed = json.loads(DIALECT.late_error(parse(), error))
-    assert (failed["status"], failed["error"]["code"]) == ("failed", "server_error")
+    assert (failed["status"], failed["error"]["code"]) == ("failed", told)
+    raised = json.loads(events[2].split("\ndata: ")[1])
+    assert (raised["code"], raised["param"], raised["error"]["message"]) == (code, "input", "down")
