@@ -19,6 +19,7 @@ from evener_proxy.canonical import CallError, CountingDialect, Dialect, ModelInf
 from evener_proxy.delivery import Delivery, Headers, Receive, Send, send_json
 from evener_proxy.dialects.anthropic import AnthropicDialect
 from evener_proxy.dialects.chat import ChatDialect
+from evener_proxy.dialects.responses import ResponsesDialect
 from evener_proxy.metrics import Metrics
 from evener_proxy.sessions import Sessions
 
@@ -30,6 +31,7 @@ _log = log.get("proxy")
 _RETRY_HEADERS = (b"x-stainless-retry-count",)  # how the SDKs of OpenAI and Anthropic count their retries
 _chat = ChatDialect()
 _anthropic = AnthropicDialect()
+_responses = ResponsesDialect()
 
 
 def create_app(sessions: Sessions, delivery: Delivery, calls: Calls, metrics: Metrics) -> FastAPI:
@@ -40,6 +42,7 @@ def create_app(sessions: Sessions, delivery: Delivery, calls: Calls, metrics: Me
         ("/v1/chat/completions", routes.sampling(_chat), _always(_chat)),
         ("/v1/messages", routes.sampling(_anthropic), _always(_anthropic)),
         ("/v1/messages/count_tokens", routes.counting(_anthropic), _always(_anthropic)),
+        ("/v1/responses", routes.sampling(_responses), _always(_responses)),
         ("/v1/models", routes.models, dialect_of),
         ("/v1/models/{model:path}", routes.models, dialect_of),
         ("/healthz", _healthz, dialect_of),

@@ -11,9 +11,9 @@ from typing import Any, Literal
 import msgspec
 
 from evener_proxy.canonical import EVENT_STREAM, JSON_BODY, CallError, CallRequest, Framing, ModelInfo, Reply
+from evener_proxy.dialects import openai
 
 _FINISH = {"stop", "length", "tool_calls", "content_filter"}
-_TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 
 
 # A union of Raw and None is not a type that msgspec decodes, so that what is absent is an empty Raw.
@@ -130,20 +130,15 @@ class ChatDialect:
 
     def error(self, error: CallError) -> bytes:
         """OpenAI's error envelope."""
-        kind = _TYPES.get(error.status, "server_error" if error.status >= 500 else "invalid_request_error")
-        return _encode({"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}})
+        return openai.error_envelope(error)
 
     def model_list(self, model: ModelInfo) -> bytes:
         """A ``list`` of one."""
-        return _encode({"object": "list", "data": [_model(model)]})
+        return openai.model_list(model)
 
     def model(self, model: ModelInfo) -> bytes:
         """A ``model``."""
-        return _encode(_model(model))
-
-
-def _model(model: ModelInfo) -> dict[str, Any]:
-    return {"id": model.name, "object": "model", "created": int(model.opened), "owned_by": "evener"}
+        return openai.model_document(model)
 
 
 def _messages(raw: list[msgspec.Raw]) -> tuple[list[msgspec.Raw], int]:
