@@ -44,6 +44,8 @@ class Settings(BaseSettings):
     proxy_url: str | None = Field(default=None, description="the proxy's agent side, as a runner reaches it")
     admin_url: str | None = Field(default=None, description="the proxy's admin side")
     engine_urls: list[str] = Field(default=[], description="the engines of the policy, as a JSON list")
+    engine_key: SecretStr | None = Field(default=None, description="bearer token of the engines, where they want one")
+    engine_model: str | None = Field(default=None, description="the model to ask for, where the engines list several")
     api_token: SecretStr = Field(default=SecretStr(""), description="bearer token of the API")
     admin_token: SecretStr = Field(default=SecretStr(""), description="bearer token of the proxy's admin side")
 

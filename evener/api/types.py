@@ -39,7 +39,8 @@ class RolloutLease(msgspec.Struct, frozen=True, kw_only=True):
     """Answer to ``POST /v1/attempts/{session}/claim``: all that a runner needs for one attempt.
 
     ``lease`` is the secret that fences this attempt: every later word of the runner carries it. ``agent_bundle`` is the
-    blob (area ``agent``) with ``task.toml``, ``instruction.md`` and ``environment/``.
+    blob (area ``agent``) with ``task.toml``, ``instruction.md`` and ``environment/``. ``version`` is the one that an evaluation
+    pins; tokens older than ``oldest_version`` could not be trained any more.
     """
 
     session_id: str
@@ -51,6 +52,7 @@ class RolloutLease(msgspec.Struct, frozen=True, kw_only=True):
     group_id: str
     policy: str
     version: int | None
+    oldest_version: int | None = None
     purpose: Literal["train", "eval"]
     harness: HarnessRef
     task_id: str

@@ -1,7 +1,8 @@
 """What a `Sample` holds is the engine's own: its ids and log-probabilities, checked and never made again from text.
 
-The port is the proxy's; `VllmSampler` speaks vLLM's wire format (0.32) to vLLM and to our CPU engine. The engine is asked
-without streaming, since stream chunks lose the ids of tokens that have no text.
+The port is the proxy's; `VllmSampler` speaks vLLM's wire format (0.32) to vLLM and to our CPU engine, and the plain part of it
+to a hosted API, which gives no tokens. The engine is asked without streaming, since stream chunks lose the ids of tokens that
+have no text.
 """
 
 import asyncio
@@ -37,9 +38,13 @@ class EngineRefused(Exception):
 
 
 class SampleRequest(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """Body of the chat route, as the engine gets it. ``messages``, ``tools``, ``tool_choice`` are the agent's, verbatim."""
+    """Body of the chat route, as the engine gets it. ``messages``, ``tools``, ``tool_choice`` are the agent's, verbatim.
+
+    ``request_id`` names the call in the engine's log; an engine is never told an agent's own ids.
+    """
 
     model: str
+    request_id: str | None = None
     messages: Sequence[msgspec.Raw]
     tools: msgspec.Raw | None = None
     tool_choice: msgspec.Raw | None = None
@@ -67,10 +72,12 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     """One reply. ``prompt_ids`` [P], ``completion_ids`` [C] int32 with the stop token, ``logprobs`` [C] float32.
 
     ``versions`` [C] names the policy version of each token, None where the engine does not say. Level ``text``: the arrays
-    are empty, and only ``prompt_tokens`` and ``completion_tokens`` are known.
+    are empty, and only ``prompt_tokens`` and ``completion_tokens`` are known; ``flaw`` says what is wrong with the token data
+    where the engine gave some.
     """
 
     level: Level
+    flaw: str | None = None
     prompt_ids: Ids
     completion_ids: Ids
     logprobs: Logprobs
@@ -119,6 +126,7 @@ class Sampler(Protocol):
 
 class _Logprob(msgspec.Struct, gc=False):
     logprob: float
+    token: str = ""
 
 
 class _Logprobs(msgspec.Struct):
@@ -198,11 +206,31 @@ _encode = msgspec.json.Encoder().encode
 _JSON = {"Content-Type": "application/json"}
 
 
-class VllmSampler:
-    """vLLM, or our CPU engine, at ``url`` (without ``/v1``). Close it when done."""
+_PLAIN = (
+    "model",
+    "messages",
+    "tools",
+    "tool_choice",
+    "parallel_tool_calls",
+    "response_format",
+    "stop",
+    "max_tokens",
+    "temperature",
+    "top_p",
+)
 
-    def __init__(self, url: str, *, connect_s: float = 5.0) -> None:
+
+class VllmSampler:
+    """vLLM, our CPU engine, or a hosted API, at ``url`` (without ``/v1``). Close it when done.
+
+    ``key`` is sent as a bearer token. ``model`` is asked for where the engine lists several; None: its first.
+    """
+
+    def __init__(self, url: str, *, connect_s: float = 5.0, key: str | None = None, model: str | None = None) -> None:
         self._url = url.rstrip("/")
+        self._model = model
+        self._plain = False
+        self._headers = _JSON if key is None else {**_JSON, "Authorization": f"Bearer {key}"}
         # A sampled reply may take minutes, and each in flight has a connection of its own.
         self._http = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0),
@@ -222,7 +250,7 @@ class VllmSampler:
 
     async def sample(self, request: SampleRequest) -> Sample:
         """One trip on the chat route; leaving it (cancellation) closes the connection, which aborts the generation."""
-        body = await self._request("POST", "/v1/chat/completions", _encode(request))
+        body = await self._request("POST", "/v1/chat/completions", _encode(_plain(request) if self._plain else request))
         return parse_reply(body)
 
     async def tokenize(self, request: SampleRequest) -> int:
@@ -241,23 +269,30 @@ class VllmSampler:
             version = _version(_decode(await self._get("/weight_info"), _WeightInfo).weight_version)
         except EngineRefused:
             version = 0
-        return EngineStatus(model=models[0].id, window=models[0].max_model_len, version=version)
+        serves = next((model for model in models if model.id == self._model), None) if self._model else models[0]
+        if serves is None:
+            raise EngineUnavailable(f"{self._url}/v1/models does not list {self._model!r}")
+        return EngineStatus(model=serves.id, window=serves.max_model_len, version=version)
 
     async def probe(self, model: str) -> Level:
-        """Sample one token of a fixed prompt."""
-        sample = await self.sample(
-            SampleRequest(
-                model=model,
-                messages=[msgspec.Raw(b'{"role":"user","content":"."}')],
-                max_tokens=1,
-                temperature=1.0,
-                top_p=1.0,
-                top_k=-1,
-                logprobs=True,
-                return_token_ids=True,
-            )
+        """Sample one token of a fixed prompt. What an engine then refuses to be asked, it is not asked again."""
+        request = SampleRequest(
+            model=model,
+            messages=[msgspec.Raw(b'{"role":"user","content":"."}')],
+            max_tokens=1,
+            temperature=1.0,
+            top_p=1.0,
+            top_k=-1,
+            logprobs=True,
+            return_token_ids=True,
         )
-        return sample.level
+        try:
+            return (await self.sample(request)).level
+        except EngineRefused as error:
+            if self._plain or error.status not in (400, 422):
+                raise
+        self._plain = True
+        return (await self.sample(request)).level
 
     async def _get(self, path: str) -> bytes:
         try:
@@ -268,7 +303,7 @@ class VllmSampler:
 
     async def _request(self, method: Literal["GET", "POST"], path: str, body: bytes | None) -> bytes:
         try:
-            async with self._http.request(method, self._url + path, data=body, headers=_JSON) as response:
+            async with self._http.request(method, self._url + path, data=body, headers=self._headers) as response:
                 content = await response.read()
                 status = response.status
         except (aiohttp.ClientError, OSError) as error:
@@ -280,11 +315,16 @@ class VllmSampler:
         return content
 
 
+def _plain(request: SampleRequest) -> dict[str, Any]:
+    """What every API of this format takes."""
+    return {name: value for name in _PLAIN if (value := getattr(request, name)) is not None}
+
+
 def parse_reply(body: bytes) -> Sample:
     """Decode and check a reply of the chat route.
 
-    Raises EngineUnavailable where the engine cut the call (finish ``abort``), InfraError ``engine_level`` where the token
-    data contradict each other, and ``engine_error`` where the body is not a reply.
+    Token data that contradict each other are a ``flaw``: the reply stands, at level ``text``. Raises EngineUnavailable where
+    the engine cut the call (finish ``abort``), and InfraError ``engine_error`` where the body is not a reply.
     """
     try:
         reply = _reply.decode(body)
@@ -295,13 +335,17 @@ def parse_reply(body: bytes) -> Sample:
         raise EngineUnavailable("the engine cut the call (finish_reason abort)")
     message = choice.message
     logprobs = choice.logprobs.content if choice.logprobs is not None else None
-    arrays = _token_data(reply, choice, logprobs)
+    try:
+        flaw, arrays = None, _token_data(reply, choice, logprobs)
+    except _Flaw as found:
+        flaw, arrays = str(found), None
     return Sample(
         level="text" if arrays is None else "tokens",
+        flaw=flaw,
         prompt_ids=_NO_IDS if arrays is None else arrays[0],
         completion_ids=_NO_IDS if arrays is None else arrays[1],
         logprobs=_NO_LOGPROBS if arrays is None else arrays[2],
-        versions=None if arrays is None else _versions(choice.weight_versions, len(arrays[1])),
+        versions=None if arrays is None else arrays[3],
         content=message.content,
         reasoning=message.reasoning,
         tool_calls=[ToolCall(each.id, each.function.name, each.function.arguments) for each in message.tool_calls or ()],
@@ -317,17 +361,31 @@ _NO_IDS = np.empty(0, np.int32)
 _NO_LOGPROBS = np.empty(0, np.float32)
 
 
-def _token_data(reply: _Reply, choice: _Choice, logprobs: list[_Logprob] | None) -> tuple[Ids, Ids, Logprobs] | None:
-    """The arrays, or None where the engine gives none (level text)."""
+_BY_ID = "token_id:"  # what vLLM writes for a token's text under --return-tokens-as-token-ids
+
+
+class _Flaw(Exception):
+    """The token data of a reply contradict each other."""
+
+
+def _token_data(
+    reply: _Reply, choice: _Choice, logprobs: list[_Logprob] | None
+) -> tuple[Ids, Ids, Logprobs, Ids | None] | None:
+    """Prompt ids, completion ids, log-probabilities and versions, or None where the engine gives none (level text)."""
     if not reply.prompt_token_ids or choice.token_ids is None or logprobs is None:
         return None
     lengths = (len(choice.token_ids), len(logprobs), reply.usage.completion_tokens)
     if len(set(lengths)) != 1 or len(reply.prompt_token_ids) != reply.usage.prompt_tokens:
-        raise InfraError("engine_level", f"token ids, log-probabilities and usage differ in number: {lengths}")
+        raise _Flaw(f"token ids, log-probabilities and usage differ in number: {lengths}")
     values = np.frombuffer(array("f", [each.logprob for each in logprobs]), np.float32)
     if len(values) and not (np.isfinite(values).all() and values.max() <= 0):
-        raise InfraError("engine_level", "a log-probability is not finite or greater than 0")
-    return _ids(reply.prompt_token_ids), _ids(choice.token_ids), values
+        raise _Flaw("a log-probability is not finite or greater than 0")
+    if logprobs and logprobs[0].token.startswith(_BY_ID):
+        named = [each.token.removeprefix(_BY_ID) for each in logprobs]
+        if named != [str(token) for token in choice.token_ids]:
+            raise _Flaw("the log-probabilities name other tokens than the token ids")
+    versions = _versions(choice.weight_versions, len(choice.token_ids))
+    return _ids(reply.prompt_token_ids), _ids(choice.token_ids), values, versions
 
 
 def _ids(values: list[int]) -> Ids:
@@ -341,7 +399,7 @@ def _versions(runs: list[_Versions] | None, length: int) -> Ids | None:
     for run in runs:
         versions[run.start : run.end] = _version(run.version)
     if (versions < 0).any():
-        raise InfraError("engine_level", f"weight_versions do not cover the {length} tokens of the reply")
+        raise _Flaw(f"weight_versions do not cover the {length} tokens of the reply")
     return versions
 
 

@@ -3,13 +3,14 @@
 A session is one Redis hash. Its fields: ``state`` (open, sealed, deleted), ``spec``, ``opened``, ``key`` (SHA-256 of the key),
 the counters ``number``, ``committed``, ``aborted``, ``lost``, ``flight``, ``sampled``, ``reserved``, ``failures``,
 ``prompt_max`` and ``undelivered``, ``heads``, ``spent``, ``fault``, ``error``, ``call:ID`` for a call in flight ("number grant
-replica"), ``record:N``, ``mark:N`` (delivered), and ``text:DIGEST``. A deleted session leaves a hash with the state alone (a
-tombstone), so that its late words are refused.
+replica"), ``body:DIGEST`` for the last call with this request body ("number call"), ``record:N``, ``mark:N`` (delivered), and
+``text:DIGEST``. A deleted session leaves a hash with the state alone (a tombstone), so that its late words are refused.
 """
 
 KEY_PREFIX = "evener:key:"
 SESSION_PREFIX = "evener:session:"
 REPLICA_PREFIX = "evener:replica:"
+SEALED_CHANNEL = "evener:sealed"
 
 # KEYS: session, key index. ARGV: session id, key hash, spec, opened, ttl in seconds.
 OPEN = """
@@ -32,13 +33,21 @@ if not found[1] then return {} end
 return found
 """.replace("%SESSION%", SESSION_PREFIX)
 
-# KEYS: session. ARGV: call, replica, asked tokens, calls allowed, tokens allowed, wall spent (1) or not, digests of texts.
-# Returns ok, number, grant, heads, which texts are known ("10..."); or the refusal.
+# KEYS: session. ARGV: call, replica, asked tokens, calls allowed, tokens allowed, wall spent (1) or not, digest of the body,
+# sent again (1) or not, digests of texts. Returns ok, number, grant, heads, which texts are known ("10..."); or stored and the
+# number of the call whose reply the agent has not got; or the refusal.
 INTENT = """
-local call = 'call:' .. ARGV[1]
-local v = redis.call('HMGET', KEYS[1], 'state', 'number', 'committed', 'flight', 'sampled', 'reserved', 'heads', call)
+local call, body = 'call:' .. ARGV[1], 'body:' .. ARGV[7]
+local v = redis.call('HMGET', KEYS[1], 'state', 'number', 'committed', 'flight', 'sampled', 'reserved', 'heads', call, body)
 if not v[1] or v[1] == 'deleted' then return {'gone'} end
 if v[1] ~= 'open' then return {'sealed'} end
+if v[9] and not v[8] then
+  local before, id = string.match(v[9], '^(%d+) (.*)$')
+  local f = redis.call('HMGET', KEYS[1], 'mark:' .. before, 'call:' .. id)
+  if redis.call('HEXISTS', KEYS[1], 'record:' .. before) == 1 then
+    if ARGV[8] == '1' or f[1] == 'no' then return {'stored', before} end
+  elseif ARGV[8] == '1' and f[2] then return {'busy'} end
+end
 local number, grant
 if v[8] then
   number, grant = string.match(v[8], '^(%d+) (%d+)')
@@ -58,10 +67,10 @@ else
   number = string.format('%d', tonumber(v[2] or 0) + 1)
   grant = string.format('%d', math.min(tonumber(ARGV[3]), tokens - sampled - reserved))
   redis.call('HSET', KEYS[1], 'number', number, 'flight', flight + 1, 'reserved', string.format('%d', reserved + grant),
-    call, number .. ' ' .. grant .. ' ' .. ARGV[2])
+    call, number .. ' ' .. grant .. ' ' .. ARGV[2], body, number .. ' ' .. ARGV[1])
 end
 local known = ''
-for i = 7, #ARGV do known = known .. redis.call('HEXISTS', KEYS[1], 'text:' .. ARGV[i]) end
+for i = 9, #ARGV do known = known .. redis.call('HEXISTS', KEYS[1], 'text:' .. ARGV[i]) end
 return {'ok', number, grant, v[7] or '', known}
 """
 
@@ -171,10 +180,11 @@ if state == 'open' then
     end
   end
   redis.call('HSET', KEYS[1], 'state', 'sealed', 'undelivered', string.format('%d', undelivered))
+  redis.call('PUBLISH', '%CHANNEL%', string.sub(KEYS[1], %PREFIX% + 1))
 end
 local v = redis.call('HMGET', KEYS[1], 'committed', 'aborted', 'lost', 'undelivered')
 return {v[1] or '0', v[2], v[3], v[4]}
-"""
+""".replace("%CHANNEL%", SEALED_CHANNEL).replace("%PREFIX%", str(len(SESSION_PREFIX)))
 )
 
 # KEYS: session. ARGV: tombstone's ttl in seconds.

@@ -41,8 +41,8 @@ class CallRecord:
 
     ``versions`` names the policy version of each completion token, equal to ``version_dispatch`` where the engine does not
     say. ``request`` holds ``system_digests``, ``tools_digest``, the new ``messages`` (those after the first
-    ``messages_kept`` of call number ``messages_base``), ``asked`` and ``used`` sampling; ``reply`` the canonical reply with
-    the ids that we minted.
+    ``messages_kept`` of call number ``messages_base``), ``asked`` and ``used`` sampling, and the ``flaw`` of token data that
+    were not kept; ``reply`` the canonical reply with the ids that we minted.
     """
 
     call_id: str
@@ -157,6 +157,12 @@ def decode(data: bytes, tokens: Mapping[int, Ids], delivered: Delivered = "unkno
         level=meta.level,
         engine=meta.engine,
     )
+
+
+def decode_reply(data: bytes) -> dict[str, Any]:
+    """The canonical reply alone, which needs no other record."""
+    n_meta = _HEADER.unpack_from(data)[6]
+    return msgspec.json.decode(_decode_meta(data[len(data) - n_meta :]).reply, type=dict[str, Any])
 
 
 def decode_all(stored: Mapping[int, bytes], delivered: Mapping[int, Delivered]) -> list[CallRecord]:

@@ -14,7 +14,9 @@ BudgetSpent = Literal["calls", "tokens", "context", "wall"]
 
 
 class SessionSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Body of ``POST /v1/sessions``. ``version``: every token must come from it (None: from any)."""
+    """Body of ``POST /v1/sessions``. ``version``: every token must come from it (None: from any, but not from one older than
+    ``oldest_version``).
+    """
 
     session_id: str
     rollout_id: str
@@ -23,6 +25,7 @@ class SessionSpec(msgspec.Struct, frozen=True, kw_only=True):
     policy: str
     purpose: Literal["train", "eval"]
     version: int | None = None
+    oldest_version: int | None = None
     sampling: Sampling = Sampling()
     budget: Budget = Budget()
     prompt_mode: Literal["render", "token_in"] = "render"

@@ -5,7 +5,7 @@ nothing, and a sealed or deleted session refuses late words. Keys are stored as 
 """
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, cast
 
 import msgspec
@@ -15,7 +15,7 @@ from evener.messages import Sealed
 from evener.trace import lua
 from evener.trace.lane import Lane
 from evener.trace.prefix import HEADS_BYTES, Head, pack_head, unpack_heads
-from evener.trace.record import CallRecord, Delivered, decode_all
+from evener.trace.record import CallRecord, Delivered, decode_all, decode_reply
 from evener.trace.session import BudgetSpent, SessionSpec, SessionState
 
 KEEP_S = 24 * 3600  # after its wall budget an unfetched session, and after its deletion a tombstone, lives this long
@@ -27,7 +27,8 @@ _spec = msgspec.msgpack.Decoder(SessionSpec)
 class Refused(Exception):
     """The session does not take this word: it is gone or sealed, the call was released, or a budget is spent.
 
-    ``busy``: calls in flight hold the rest of a budget; ask again when one has ended.
+    ``busy``: calls in flight hold the rest of a budget, or the first sending of this body is still answered; ask again when
+    one has ended.
     """
 
     def __init__(self, reason: Refusal) -> None:
@@ -53,6 +54,12 @@ class Intent(NamedTuple):
     grant: int
     heads: list[Head]
     known: list[bool]
+
+
+class Stored(NamedTuple):
+    """The call that has answered this body already, while the agent has not got its reply."""
+
+    number: int
 
 
 class Commit(NamedTuple):
@@ -100,12 +107,29 @@ class TraceStore:
         found = await self._lane.run(lua.BY_KEY, [lua.KEY_PREFIX + key_hash], ())
         return OpenedSession(_spec.decode(found[0]), float(found[1])) if found else None
 
-    async def intent(self, session: OpenedSession, call_id: str, *, replica: str, asked: int, digests: Sequence[str]) -> Intent:
-        """Number a call and reserve up to ``asked`` sampled tokens for it, before it is dispatched. Raises Refused."""
+    async def intent(
+        self,
+        session: OpenedSession,
+        call_id: str,
+        *,
+        replica: str,
+        asked: int,
+        digests: Sequence[str],
+        body: bytes,
+        sent_again: bool,
+    ) -> Intent | Stored:
+        """Number a call and reserve up to ``asked`` sampled tokens for it, before it is dispatched. Raises Refused.
+
+        ``body``: a digest of the request. Where its last call was answered, but not to an agent that has left, and where the
+        client says that this is ``sent_again``, the call is the stored one.
+        """
         spec = session.spec
         wall_spent = time.time() - session.opened >= spec.budget.wall_s
-        args = (call_id, replica, asked, spec.budget.calls, spec.budget.sampled_tokens, int(wall_spent), *digests)
+        budget = (spec.budget.calls, spec.budget.sampled_tokens, int(wall_spent))
+        args = (call_id, replica, asked, *budget, body, int(sent_again), *digests)
         answer = await self._lane.run(lua.INTENT, [_key(spec.session_id)], args)
+        if answer[0] == b"stored":
+            return Stored(int(answer[1]))
         if answer[0] != b"ok":
             raise Refused(cast("Refusal", answer[0].decode()))
         _, number, grant, heads, known = answer
@@ -214,6 +238,21 @@ class TraceStore:
             elif kind == b"mark":
                 delivered[int(name)] = cast("Delivered", value.decode())
         return decode_all(stored, delivered)
+
+    async def reply(self, session_id: str, number: int) -> dict[str, Any] | None:
+        """The canonical reply of a committed call; None where it is gone."""
+        record = cast("bytes | None", await cast("Any", self._redis.hget(_key(session_id), f"record:{number}")))
+        return decode_reply(record) if record is not None else None
+
+    async def sealed(self) -> AsyncIterator[str]:
+        """The sessions that are sealed from now on, by any replica. Raises RedisError where the connection is lost."""
+        listener = self._redis.pubsub(ignore_subscribe_messages=True)
+        try:
+            await listener.subscribe(lua.SEALED_CHANNEL)
+            async for message in listener.listen():
+                yield message["data"].decode()
+        finally:
+            await listener.aclose()
 
     async def texts(self, session_id: str) -> dict[str, bytes]:
         """System texts and tool lists by digest (64 hex digits)."""

@@ -1,75 +1,123 @@
-"""The agent side: a key can sample, and nothing else; whatever is not a known route is an error in OpenAI's envelope.
+"""The agent side: a key can sample, and nothing else; whatever is not a known route is an error in the caller's dialect.
 
 Routes are raw ASGI applications, since the hot one reads the body and writes the response itself. Errors of a call come
 here as CallError while the response head is held.
 """
 
+import hashlib
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 from urllib.parse import parse_qs
 
-import msgspec
 from fastapi import FastAPI
 from redis.exceptions import RedisError
 from starlette.routing import Route
 
 from evener import log
-from evener_proxy.canonical import CallError, Dialect
+from evener_proxy.calls import Calls
+from evener_proxy.canonical import CallError, CountingDialect, Dialect, ModelInfo, R, Sending
 from evener_proxy.delivery import Delivery, Headers, Receive, Send, send_json
+from evener_proxy.dialects.anthropic import AnthropicDialect
 from evener_proxy.dialects.chat import ChatDialect
+from evener_proxy.dialects.responses import ResponsesDialect
 from evener_proxy.metrics import Metrics
 from evener_proxy.sessions import Sessions
 
 MAX_BODY = 64 << 20  # a 1M-token history is about 5 MB; images come inline
 Scope = MutableMapping[str, Any]
 Endpoint = Callable[[Scope, Receive, Send], Awaitable[None]]
+Choose = Callable[[Scope], Dialect[Any]]
 _log = log.get("proxy")
+_RETRY_HEADERS = (b"x-stainless-retry-count",)  # how the SDKs of OpenAI and Anthropic count their retries
+_chat = ChatDialect()
+_anthropic = AnthropicDialect()
+_responses = ResponsesDialect()
 
 
-def create_app(sessions: Sessions, delivery: Delivery, metrics: Metrics) -> FastAPI:
+def create_app(sessions: Sessions, delivery: Delivery, calls: Calls, metrics: Metrics) -> FastAPI:
     """The agent side's application."""
-    chat = ChatDialect()
+    routes = _Routes(sessions, delivery, calls)
     app = FastAPI(title="evener proxy", openapi_url=None, docs_url=None, redoc_url=None)
-
-    async def completions(scope: Scope, receive: Receive, send: Send) -> None:
-        _require(scope, "POST")
-        session = await sessions.find(_key(scope))
-        request = chat.parse(await _read_body(receive))
-        await delivery.answer(session, request, chat, receive, send)
-
-    async def models(scope: Scope, _: Receive, send: Send) -> None:
-        _require(scope, "GET")
-        session = await sessions.find(_key(scope), cached=False)
-        model = {"id": session.spec.policy, "object": "model", "created": int(session.opened), "owned_by": "evener"}
-        asked = scope["path"].removeprefix("/v1/models").strip("/")
-        if asked not in ("", session.spec.policy):
-            raise CallError(404, "model_not_found", f"there is no model {asked!r}, only {session.spec.policy!r}")
-        await send_json(send, 200, msgspec.json.encode(model if asked else {"object": "list", "data": [model]}))
-
-    async def healthz(scope: Scope, _: Receive, send: Send) -> None:
-        _require(scope, "GET")
-        await send_json(send, 200, b'{"status":"ok"}')
-
-    async def unknown(scope: Scope, _receive: Receive, _send: Send) -> None:
-        raise CallError(404, "not_found", f"no such route: {scope['method']} {scope['path']}")
-
-    for path, endpoint in (
-        ("/v1/chat/completions", completions),
-        ("/v1/models", models),
-        ("/v1/models/{model:path}", models),
-        ("/healthz", healthz),
-        ("/{path:path}", unknown),
+    for path, endpoint, choose in (
+        ("/v1/chat/completions", routes.sampling(_chat), _always(_chat)),
+        ("/v1/messages", routes.sampling(_anthropic), _always(_anthropic)),
+        ("/v1/messages/count_tokens", routes.counting(_anthropic), _always(_anthropic)),
+        ("/v1/responses", routes.sampling(_responses), _always(_responses)),
+        ("/v1/models", routes.models, dialect_of),
+        ("/v1/models/{model:path}", routes.models, dialect_of),
+        ("/healthz", _healthz, dialect_of),
+        ("/{path:path}", _unknown, dialect_of),
     ):
-        app.router.routes.append(Route(path, endpoint=_Guarded(endpoint, chat, metrics)))
+        app.router.routes.append(Route(path, endpoint=_Guarded(endpoint, choose, metrics)))
     return app
 
 
-class _Guarded:
-    """Turns what an endpoint raises into an error of the dialect."""
+def dialect_of(scope: Scope) -> Dialect[Any]:
+    """The dialect in which a caller of a shared or unknown path is answered: the path tells, else the headers."""
+    if scope["path"].startswith("/v1/messages"):
+        return _anthropic
+    names = {name for name, _ in scope["headers"]}
+    return _anthropic if names & {b"anthropic-version", b"x-api-key"} else _chat
 
-    def __init__(self, endpoint: Endpoint, dialect: Dialect, metrics: Metrics) -> None:
+
+class _Routes:
+    """The endpoints that a key opens."""
+
+    def __init__(self, sessions: Sessions, delivery: Delivery, calls: Calls) -> None:
+        self._sessions = sessions
+        self._delivery = delivery
+        self._calls = calls
+
+    def sampling(self, dialect: Dialect[R]) -> Endpoint:
+        """An endpoint that samples."""
+
+        async def sample(scope: Scope, receive: Receive, send: Send) -> None:
+            _require(scope, "POST")
+            session = await self._sessions.find(_key(scope))
+            body = await _read_body(receive)
+            request = dialect.parse(body, _target(scope))
+            await self._delivery.answer(session, request, dialect, _sending(scope, body), receive, send)
+
+        return sample
+
+    def counting(self, dialect: CountingDialect[R]) -> Endpoint:
+        """An endpoint that counts the tokens of a prompt."""
+
+        async def count(scope: Scope, receive: Receive, send: Send) -> None:
+            _require(scope, "POST")
+            session = await self._sessions.find(_key(scope), cached=False)
+            request = dialect.parse_count(await _read_body(receive), _target(scope))
+            await send_json(send, 200, dialect.count(await self._calls.count(session, request)))
+
+        return count
+
+    async def models(self, scope: Scope, _: Receive, send: Send) -> None:
+        """The list of models, or one model: a session has one."""
+        _require(scope, "GET")
+        dialect = dialect_of(scope)
+        session = await self._sessions.find(_key(scope), cached=False)
+        model = ModelInfo(session.spec.policy, self._calls.window(session), session.opened)
+        asked = scope["path"].partition("/models")[2].strip("/")
+        if asked not in ("", model.name):
+            raise CallError(404, "model_not_found", f"there is no model {asked!r}, only {model.name!r}")
+        await send_json(send, 200, dialect.model(model) if asked else dialect.model_list(model))
+
+
+async def _healthz(scope: Scope, _: Receive, send: Send) -> None:
+    _require(scope, "GET")
+    await send_json(send, 200, b'{"status":"ok"}')
+
+
+async def _unknown(scope: Scope, _receive: Receive, _send: Send) -> None:
+    raise CallError(404, "not_found", f"no such route: {scope['method']} {scope['path']}")
+
+
+class _Guarded:
+    """Turns what an endpoint raises into an error of the caller's dialect."""
+
+    def __init__(self, endpoint: Endpoint, choose: Choose, metrics: Metrics) -> None:
         self._endpoint = endpoint
-        self._dialect = dialect
+        self._choose = choose
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -87,13 +135,27 @@ class _Guarded:
             headers.append((b"retry-after", str(error.retry_after).encode()))
         if error.status == 405:
             headers.append((b"allow", (error.param or "").encode()))
-        await send_json(send, error.status, self._dialect.error(error), headers)
+        await send_json(send, error.status, self._choose(scope).error(error), headers)
+
+
+def _always(dialect: Dialect[Any]) -> Choose:
+    return lambda _: dialect
 
 
 def _require(scope: Scope, method: str) -> None:
     if scope["method"] != method:
         message = f"{scope['path']} takes {method}, not {scope['method']}"
         raise CallError(405, "method_not_allowed", message, param=method)
+
+
+def _sending(scope: Scope, body: bytes) -> Sending:
+    again = any(name in _RETRY_HEADERS and value not in (b"", b"0") for name, value in scope["headers"])
+    return Sending(hashlib.blake2b(_target(scope).encode() + body, digest_size=16).digest(), again)
+
+
+def _target(scope: Scope) -> str:
+    query = scope["query_string"].decode("latin-1")
+    return f"{scope['path']}?{query}" if query else scope["path"]
 
 
 def _key(scope: Scope) -> str | None:

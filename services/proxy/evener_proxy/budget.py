@@ -4,30 +4,49 @@ The store's intent reserves; here it is decided how much to ask for and what ``m
 `evener_proxy.calls`.
 """
 
+import secrets
+import time
+
 from evener.engines.sampler import EngineStatus, Sampler, SampleRequest
 from evener.trace.session import BudgetSpent, SessionSpec
-from evener_proxy.canonical import CallError, CallRequest
+from evener_proxy.canonical import CallRequest, Reply
 
 # A token is at least one byte of text, and the JSON around a message is longer than a template's marks around it; the
 # preamble that templates put before tools is what this allows for.
 _TEMPLATE_TOKENS = 512
 
 _TEXTS: dict[BudgetSpent, str] = {
-    "calls": "the budget of model calls of this session is spent",
-    "tokens": "the budget of sampled tokens of this session is spent",
-    "wall": "the time of this session is over",
+    "calls": "the budget of model calls is spent",
+    "tokens": "the budget of sampled tokens is spent",
+    "wall": "the time is over",
+    "context": "the conversation has filled the model's context window",
 }
 
 
-def spent(budget: BudgetSpent, detail: str = "") -> CallError:
-    """What the agent sees when a budget is spent: an error that agents do not try again.
+class Spent(Exception):
+    """A budget of the session is spent: no call of it is dispatched."""
 
-    A full context is OpenAI's ``context_length_exceeded``, so that an agent that can compact its history does. The others
-    are 403: 429 and 5xx are tried again by every client library, and a 400 is taken for a full context by some.
+    def __init__(self, budget: BudgetSpent) -> None:
+        self.budget: BudgetSpent = budget
+        super().__init__(budget)
+
+
+def last_reply(budget: BudgetSpent) -> Reply:
+    """What the agent gets in place of a sample: a plain answer without a tool call, which ends the work of every agent.
+
+    An error would not: agents ask again on 429 and 5xx, and take a 400 for a context that they can compact.
     """
-    if budget == "context":
-        return CallError(400, "context_length_exceeded", detail, param="messages")
-    return CallError(403, "budget_spent", f"{_TEXTS[budget]}; no further call is answered")
+    return Reply(
+        id=secrets.token_hex(12),
+        created=int(time.time()),
+        content=f"[evener] This session has ended: {_TEXTS[budget]}.",
+        reasoning=None,
+        tool_calls=[],
+        finish_reason="stop",
+        stop_reason=None,
+        prompt_tokens=0,
+        completion_tokens=0,
+    )
 
 
 def window_of(spec: SessionSpec, status: EngineStatus | None) -> int | None:
@@ -49,7 +68,7 @@ async def output_limit(
     """``max_tokens`` for the engine: at most ``grant``, and prompt + completion within ``window``.
 
     The prompt's length is asked for only where it matters. None: the engine's own end of window is the limit (vLLM refuses a
-    ``max_tokens`` beyond it). Raises CallError where the prompt alone fills the window.
+    ``max_tokens`` beyond it). Raises Spent where the prompt alone fills the window.
     """
     if window is None or grant + _most_tokens(body) <= window:
         return grant
@@ -57,7 +76,7 @@ async def output_limit(
         return None
     prompt = await sampler.tokenize(body)
     if prompt >= window:
-        raise spent("context", f"This model's maximum context length is {window} tokens, the prompt has {prompt} tokens.")
+        raise Spent("context")
     return min(grant, window - prompt)
 
 

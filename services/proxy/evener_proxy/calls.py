@@ -1,7 +1,8 @@
 """The way of one call: intent, reservation, engine, commit; what is returned is durable, and what fails leaves no call.
 
 A failure of an engine is never the policy's reply: it is asked again inside, for up to `RETRY_S`, and then told as 503. A
-call that does not end in a commit is released, whatever ends it, so that it holds no budget. Called by the delivery.
+call that does not end in a commit is released, whatever ends it, so that it holds no budget. A request that is sent again
+because its reply did not arrive gets that reply; a spent budget is a last reply of ours. Called by the delivery.
 """
 
 import asyncio
@@ -21,9 +22,10 @@ from evener.ids import new_id
 from evener.trace.prefix import Head, find_base, find_messages_base, message_digests, prefix_digests
 from evener.trace.record import NO_BASE, CallRecord, Ids, encode
 from evener.trace.session import BudgetSpent
-from evener.trace.store import Commit, Intent, Mark, OpenedSession, Refused
+from evener.trace.store import Commit, Intent, Mark, OpenedSession, Refused, Stored
 from evener_proxy import budget
-from evener_proxy.canonical import CallError, CallRequest, Reply, mint_reply
+from evener_proxy.budget import Spent
+from evener_proxy.canonical import CallError, CallRequest, Dialect, R, Reply, Sending, mint_reply
 from evener_proxy.engines import Engine, Engines
 from evener_proxy.metrics import Metrics
 from evener_proxy.sessions import Sessions, sealed_session, unknown_key
@@ -34,22 +36,24 @@ _log = log.get("proxy")
 
 
 class Fault(Exception):
-    """A call that ends without a reply: what the agent is told, and what the session keeps of it (cause and detail)."""
+    """A call that ends without a sample: what the agent is told, and what the session keeps of it (cause and detail)."""
 
-    def __init__(self, error: CallError, *, cause: str = "", detail: str = "", spent: BudgetSpent | None = None) -> None:
+    def __init__(self, error: CallError, *, cause: str = "", detail: str = "") -> None:
         self.error = error
         self.cause = cause
         self.detail = detail
-        self.spent: BudgetSpent | None = spent
         super().__init__(str(error))
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A committed call."""
+    """A reply for the agent. ``number``: of the committed call, None where the proxy itself ended the session's work because
+    ``spent`` is.
+    """
 
-    number: int
+    number: int | None
     reply: Reply
+    spent: BudgetSpent | None = None
 
 
 @dataclass(slots=True)
@@ -73,7 +77,7 @@ class Calls:
         self._metrics = metrics
         self._retry_s = retry_s
 
-    async def run(self, session: OpenedSession, request: CallRequest, dialect: str) -> Answered:
+    async def run(self, session: OpenedSession, request: R, dialect: Dialect[R], sending: Sending) -> Answered:
         """Sample and commit one call. Raises CallError. Cancelled before its commit, it leaves no call; later, it is whole."""
         spec = session.spec
         if spec.purpose == "train" and request.constrained is not None:
@@ -83,23 +87,54 @@ class Calls:
                 f"{request.constrained}: constrained decoding is refused in training sessions",
                 param=request.constrained,
             )
-        call = _Call(new_id(), session, request, dialect, time.time())
+        call = _Call(new_id(), session, request, dialect.name, dialect.call_prefix, time.time())
         try:
-            intent = await self._intent(call)
+            intent = await self._intent(call, sending)
+            if isinstance(intent, Stored):
+                return await self._stored(call, intent.number)
             asked = await self._ask(call, intent)
             return await self._commit(call, intent, asked)
         except RedisError as error:
             _log.error("store_failed", session_id=spec.session_id, call_id=call.id, error=str(error))
             raise CallError(503, "capture_unavailable", "the capture store does not answer", retry_after=5) from error
         except Fault as fault:
-            await self._release(call, fault)
+            await self._release(call, fault=fault)
             raise fault.error from fault
+        except Spent as spent:
+            await self._release(call, spent=spent.budget)
+            self._metrics.spent[spent.budget] += 1
+            return Answered(None, budget.last_reply(spent.budget), spent.budget)
         except BaseException:
             if not call.committed:
-                await self._release(call, None)
+                await self._release(call)
             raise
 
-    async def _intent(self, call: "_Call") -> Intent:
+    async def count(self, session: OpenedSession, request: CallRequest) -> int:
+        """The prompt's length in tokens, by the engine's own template and tokenizer; leaves no call. Raises CallError."""
+        spec = session.spec
+        try:
+            engine, status = await self._engines.pick(spec, attempt=0)
+            return await engine.sampler.tokenize(_to_sample(request, status.model, spec.sampling.temperature))
+        except EngineUnavailable as error:
+            raise _engine_fault("engine_unavailable", str(error)).error from error
+        except InfraError as error:
+            raise _engine_fault(error.cause, error.detail).error from error
+        except EngineRefused as error:
+            raise CallError(400, "invalid_request", error.message, param=error.param) from error
+
+    def window(self, session: OpenedSession) -> int | None:
+        """Tokens that prompt and completion of one call may have together; None where nothing says."""
+        return budget.window_of(session.spec, self._engines.peek(session.spec))
+
+    async def _stored(self, call: "_Call", number: int) -> Answered:
+        """The reply that a committed call has left, for the client that has not got it."""
+        reply = await self._store.reply(call.session.spec.session_id, number)
+        if reply is None:
+            raise unknown_key()
+        self._metrics.replayed += 1
+        return Answered(number, msgspec.convert(reply, Reply))
+
+    async def _intent(self, call: "_Call", sending: Sending) -> Intent | Stored:
         try:
             _, status = await self._pick(call)
         except EngineUnavailable:
@@ -115,6 +150,8 @@ class Calls:
                     replica=self._sessions.replica,
                     asked=asked,
                     digests=list(call.texts),
+                    body=sending.digest,
+                    sent_again=sending.again,
                 )
             except Refused as refused:
                 if refused.reason != "busy":
@@ -144,20 +181,8 @@ class Calls:
     async def _ask_once(self, call: "_Call", intent: Intent) -> _Asked:
         spec, request = call.session.spec, call.request
         engine, status = await self._pick(call)
-        body = SampleRequest(
-            model=status.model,
-            messages=request.messages,
-            tools=request.tools,
-            tool_choice=request.tool_choice,
-            parallel_tool_calls=request.parallel_tool_calls,
-            response_format=request.response_format,
-            stop=request.stop,
-            temperature=spec.sampling.temperature,
-            top_p=1.0,
-            top_k=-1,
-            logprobs=True,
-            return_token_ids=True,
-        )
+        body = _to_sample(request, status.model, spec.sampling.temperature)
+        body.request_id = f"{call.id}-{call.failures}"
         try:
             body.max_tokens = await budget.output_limit(
                 engine.sampler,
@@ -167,11 +192,12 @@ class Calls:
                 engine_window=status.window,
             )
             sample = await engine.sampler.sample(body)
-        except CallError as error:
-            raise Fault(error, spent="context") from error
         except EngineRefused as error:
             raise _request_fault(error) from error
-        if spec.purpose == "train" and sample.level == "text":
+        if sample.flaw is not None:
+            self._metrics.flawed += 1
+            _log.warning("flawed_reply", call_id=call.id, engine=engine.sampler.name, flaw=sample.flaw)
+        elif spec.purpose == "train" and sample.level == "text":
             raise InfraError("engine_level", f"{engine.sampler.name} answered without token ids or log-probabilities")
         completed = await _completed_version(engine, sample, spec.version)
         _check_version(spec.version, sample, status, completed)
@@ -179,11 +205,10 @@ class Calls:
         return _Asked(sample, engine, used | {"stop": request.stop}, status.version, completed)
 
     async def _pick(self, call: "_Call") -> tuple[Engine, EngineStatus]:
-        spec = call.session.spec
-        return await self._engines.pick(spec.session_id, attempt=call.failures, version=spec.version)
+        return await self._engines.pick(call.session.spec, attempt=call.failures)
 
     async def _commit(self, call: "_Call", intent: Intent, asked: _Asked) -> Answered:
-        reply = mint_reply(asked.sample)
+        reply = mint_reply(asked.sample, call.prefix)
         commit = _to_commit(call, intent, asked, reply)
         session_id = call.session.spec.session_id
         writing = asyncio.ensure_future(self._store.commit(session_id, commit))
@@ -201,11 +226,12 @@ class Calls:
             raise
         call.committed = True
         self._metrics.calls += 1
+        self._metrics.hosted_tools += call.request.hosted_tools
         self._metrics.prompt_tokens += commit.prompt_tokens
         self._metrics.sampled_tokens += commit.sampled
         return Answered(intent.number, reply)
 
-    async def _release(self, call: "_Call", fault: Fault | None) -> None:
+    async def _release(self, call: "_Call", *, fault: Fault | None = None, spent: BudgetSpent | None = None) -> None:
         """Give the reservation back. A failure here is not the agent's: the seal ends what is left over."""
         try:
             await self._store.release(
@@ -214,7 +240,7 @@ class Calls:
                 failures=call.failures,
                 fault=fault.cause if fault else "",
                 error=fault.detail if fault else "",
-                spent=fault.spent if fault else None,
+                spent=spent,
             )
         except RedisError as error:
             _log.error("release_failed", call_id=call.id, error=str(error))
@@ -223,11 +249,14 @@ class Calls:
 class _Call:
     """What is known of a call before it is sampled. ``texts``: its system texts and tool list by digest."""
 
-    def __init__(self, call_id: str, session: OpenedSession, request: CallRequest, dialect: str, started: float) -> None:
+    def __init__(
+        self, call_id: str, session: OpenedSession, request: CallRequest, dialect: str, prefix: str, started: float
+    ) -> None:
         self.id = call_id
         self.session = session
         self.request = request
         self.dialect = dialect
+        self.prefix = prefix
         self.started = started
         self.failures = 0
         self.committed = False
@@ -236,6 +265,24 @@ class _Call:
         self.texts = dict(zip(self.system_digests, request.messages, strict=False))
         if self.tools_digest is not None and request.tools is not None:
             self.texts[self.tools_digest] = request.tools
+
+
+def _to_sample(request: CallRequest, model: str, temperature: float) -> SampleRequest:
+    """What the engine is asked: the sampling is the session's, whatever the agent wished."""
+    return SampleRequest(
+        model=model,
+        messages=request.messages,
+        tools=request.tools,
+        tool_choice=request.tool_choice,
+        parallel_tool_calls=request.parallel_tool_calls,
+        response_format=request.response_format,
+        stop=request.stop,
+        temperature=temperature,
+        top_p=1.0,
+        top_k=-1,
+        logprobs=True,
+        return_token_ids=True,
+    )
 
 
 def _to_commit(call: _Call, intent: Intent, asked: _Asked, reply: Reply) -> Commit:
@@ -264,6 +311,7 @@ def _to_commit(call: _Call, intent: Intent, asked: _Asked, reply: Reply) -> Comm
             "messages_kept": kept.shared,
             "asked": request.asked,
             "used": asked.used,
+            **({"flaw": sample.flaw} if sample.flaw is not None else {}),
         },
         reply=cast("dict[str, Any]", msgspec.to_builtins(reply)),
         dialect=call.dialect,
@@ -323,20 +371,20 @@ def _engine_fault(cause: str, detail: str) -> Fault:
     return Fault(error, cause=cause, detail=detail)
 
 
-def _request_fault(error: EngineRefused) -> Fault:
+def _request_fault(error: EngineRefused) -> Fault | Spent:
     if error.context_full:
-        return Fault(budget.spent("context", error.message), spent="context")
+        return Spent("context")
     if error.status in (400, 422):
         return Fault(CallError(400, "invalid_request", error.message, param=error.param))
     return _engine_fault("engine_error", str(error))
 
 
-def _refusal(refused: Refused) -> Fault:
+def _refusal(refused: Refused) -> Fault | Spent:
     if refused.reason == "gone":
         return Fault(unknown_key())
     if refused.reason in ("sealed", "released", "busy"):
         return Fault(sealed_session())
-    return Fault(budget.spent(refused.reason), spent=refused.reason)
+    return Spent(refused.reason)
 
 
 def _digest(text: msgspec.Raw) -> str:

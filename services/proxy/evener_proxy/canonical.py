@@ -7,7 +7,7 @@ needs no change is passed on byte for byte.
 import secrets
 import time
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -19,7 +19,8 @@ class CallRequest:
     """What the agent asked. ``messages`` begin with ``systems`` system messages.
 
     ``max_tokens`` and ``stop`` are honoured; the other sampling wishes are in ``asked`` for the record. ``constrained`` names
-    the field that asks for constrained decoding, None where nothing does.
+    the field that asks for constrained decoding, None where nothing does. ``hosted_tools``: how many tools were left out
+    because only the vendor can run them. A dialect adds in a class of its own what its replies repeat of the request.
     """
 
     model: str
@@ -32,13 +33,16 @@ class CallRequest:
     stop: list[str] | None
     max_tokens: int | None
     stream: bool
-    include_usage: bool
     constrained: str | None
+    hosted_tools: int
     asked: dict[str, Any]
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
-    """What the policy answered, with the ids that we minted; recorded as it is."""
+    """What the policy answered; recorded as it is.
+
+    ``id`` is 24 hex digits, before which a dialect puts its prefixes; the ids of the tool calls are those that the agent sees.
+    """
 
     id: str
     created: int
@@ -51,14 +55,22 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     completion_tokens: int
 
 
-def mint_reply(sample: Sample) -> Reply:
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """One arrival of a request: a digest of what was sent, and whether the client says that it sends it ``again``."""
+
+    digest: bytes
+    again: bool
+
+
+def mint_reply(sample: Sample, call_prefix: str) -> Reply:
     """The reply of a sample. Ids are ours, so that an echoed tool call can be matched with the call that made it."""
     return Reply(
-        id="chatcmpl-" + secrets.token_hex(12),
+        id=secrets.token_hex(12),
         created=int(time.time()),
         content=sample.content,
         reasoning=sample.reasoning,
-        tool_calls=[ToolCall("call_" + secrets.token_hex(12), each.name, each.arguments) for each in sample.tool_calls],
+        tool_calls=[ToolCall(call_prefix + secrets.token_hex(12), each.name, each.arguments) for each in sample.tool_calls],
         finish_reason=sample.finish_reason,
         stop_reason=sample.stop_reason,
         prompt_tokens=sample.prompt_tokens,
@@ -80,30 +92,75 @@ class CallError(Exception):
         super().__init__(f"{status} {code}: {message}")
 
 
-class Dialect(Protocol):
-    """A wire format that agents speak."""
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """The one model that a session may name.
+
+    ``window`` in tokens, None where the engine does not say; ``opened`` in seconds since the epoch.
+    """
 
     name: str
-    stream_type: bytes  # content type of a streamed reply
-    keep_alive_stream: bytes  # bytes that a client of a streamed reply ignores
-    keep_alive_body: bytes  # bytes that may stand before a reply in one piece
+    window: int | None
+    opened: float
 
-    def parse(self, body: bytes) -> CallRequest:
-        """Raises CallError 400."""
+
+@dataclass(frozen=True, slots=True)
+class Framing:
+    """How a reply's body looks on the wire. ``keep_alive``: bytes before it that a client ignores, repeatable."""
+
+    content_type: bytes
+    keep_alive: bytes
+
+
+JSON_BODY = Framing(b"application/json", b" ")
+EVENT_STREAM = Framing(b"text/event-stream; charset=utf-8", b": keep-alive\n\n")
+
+R = TypeVar("R", bound=CallRequest)
+
+
+class Dialect(Protocol[R]):
+    """A wire format that agents speak. ``target`` is a request's path and query, as in ``/v1/messages?beta=true``."""
+
+    name: str
+    call_prefix: str  # before the ids of tool calls
+    grace_s: float  # seconds that its clients surely wait for a response head
+
+    def parse(self, body: bytes, target: str, /) -> R:
+        """Raises CallError 400 that names the field."""
         ...
 
-    def render(self, request: CallRequest, reply: Reply) -> bytes:
-        """A reply in one piece."""
+    def framing(self, request: R) -> Framing:
+        """The framing of the request's reply, streamed or not."""
         ...
 
-    def stream(self, request: CallRequest, reply: Reply) -> bytes:
-        """All events of a streamed reply."""
+    def render(self, request: R, reply: Reply) -> bytes:
+        """The whole body of a reply: one document, or all events of a stream where ``request.stream``."""
+        ...
+
+    def late_error(self, request: R, error: CallError) -> bytes:
+        """What ends a reply whose head (200), and perhaps keep-alives, have left."""
         ...
 
     def error(self, error: CallError) -> bytes:
-        """The body of an error."""
+        """The body of an error whose status is not sent yet."""
         ...
 
-    def late_error(self, error: CallError) -> bytes:
-        """The events of an error in a stream that has begun."""
+    def model_list(self, model: ModelInfo) -> bytes:
+        """The list of models: this one."""
+        ...
+
+    def model(self, model: ModelInfo) -> bytes:
+        """The description of one model."""
+        ...
+
+
+class CountingDialect(Dialect[R], Protocol[R]):
+    """A dialect with a route that counts the tokens of a prompt."""
+
+    def parse_count(self, body: bytes, target: str, /) -> R:
+        """Like ``parse``; the body may lack what only sampling needs."""
+        ...
+
+    def count(self, tokens: int) -> bytes:
+        """The body of the answer."""
         ...

@@ -1,22 +1,21 @@
 """The last bytes of a reply leave after its capture is committed; an agent that leaves ends its call.
 
-The head of the response is held until the call has ended or `GRACE_S` is over, so that a failure has its status code.
-After that the agent gets 200 and bytes that mean nothing (SSE comments, spaces before JSON) until the call ends; a late
-failure is an event of the dialect. Raw ASGI: a plain endpoint would not learn that its client has gone.
+The head of the response is held until the call has ended or the dialect's grace is over, so that a failure has its status
+code. After that the agent gets 200 and bytes that mean nothing (SSE comments, spaces before JSON) until the call ends; a
+late failure is an event of the dialect. Raw ASGI: a plain endpoint would not learn that its client has gone.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic
 
 from evener.trace.store import Mark, OpenedSession
-from evener_proxy.calls import Calls
-from evener_proxy.canonical import CallError, CallRequest, Dialect
+from evener_proxy.calls import Answered, Calls
+from evener_proxy.canonical import CallError, Dialect, R, Sending
 from evener_proxy.metrics import Metrics
 from evener_proxy.sessions import Flight, Sessions, sealed_session
 
-GRACE_S = 10.0
 KEEP_ALIVE_S = 10.0
 
 Message = MutableMapping[str, Any]
@@ -27,9 +26,9 @@ Headers = list[tuple[bytes, bytes]]
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Seconds before the response head must leave, and between two keep-alives."""
+    """Seconds before the response head must leave (None: as the dialect says), and between two keep-alives."""
 
-    grace_s: float = GRACE_S
+    grace_s: float | None = None
     keep_alive_s: float = KEEP_ALIVE_S
 
 
@@ -43,29 +42,43 @@ class Delivery:
         self._patience = patience
 
     async def answer(
-        self, session: OpenedSession, request: CallRequest, dialect: Dialect, receive: Receive, send: Send
+        self,
+        session: OpenedSession,
+        request: R,
+        dialect: Dialect[R],
+        sending: Sending,
+        receive: Receive,
+        send: Send,
     ) -> None:
         """Run one call and send what came of it. Raises CallError while the response head can still say so."""
         task = asyncio.current_task()
         assert task is not None, "ASGI applications run in tasks"
-        flight = Flight(session.spec.session_id, task)
-        response = _Response(send, dialect, request.stream, self._patience)
+        await self._sessions.settle(session.spec.session_id, sending.digest)
+        flight = Flight(session.spec.session_id, sending.digest, task)
+        response = _Response(send, dialect, request, self._patience)
         watching = asyncio.create_task(_watch(receive, flight))
         self._sessions.flights.add(flight)
         self._metrics.in_flight += 1
         try:
-            await self._run(session, request, flight, response)
+            await self._run(session, request, dialect, sending, flight, response)
         finally:
             self._metrics.in_flight -= 1
             self._sessions.flights.discard(flight)
             watching.cancel()
             response.stop()
 
-    async def _run(self, session: OpenedSession, request: CallRequest, flight: Flight, response: "_Response") -> None:
-        dialect = response.dialect
+    async def _run(
+        self,
+        session: OpenedSession,
+        request: R,
+        dialect: Dialect[R],
+        sending: Sending,
+        flight: Flight,
+        response: "_Response[R]",
+    ) -> None:
         response.hold()
         try:
-            answered = await self._calls.run(session, request, dialect.name)
+            answered = await self._calls.run(session, request, dialect, sending)
         except CallError as error:
             flight.over = True
             await response.fail(error)
@@ -79,30 +92,33 @@ class Delivery:
                 await response.fail(sealed_session())
             return
         flight.over = True
-        body = dialect.stream(request, answered.reply) if request.stream else dialect.render(request, answered.reply)
+        body = dialect.render(request, answered.reply)
         delivered = flight.cut != "left"
         if delivered:
-            await response.finish(body)
+            await response.finish(body, _mark_of(answered))
         else:
             self._metrics.undelivered += 1
-        self._sessions.mark(Mark(session.spec.session_id, answered.number, "yes" if delivered else "no"))
+        if answered.number is not None:
+            self._sessions.mark(Mark(session.spec.session_id, answered.number, "yes" if delivered else "no"))
 
 
-class _Response:
+class _Response(Generic[R]):
     """One HTTP response: a held head, keep-alives once it is late, and an end."""
 
-    def __init__(self, send: Send, dialect: Dialect, stream: bool, patience: Patience) -> None:
-        self.dialect = dialect
+    def __init__(self, send: Send, dialect: Dialect[R], request: R, patience: Patience) -> None:
         self._send = send
-        self._stream = stream
-        self._patience = patience
+        self._dialect = dialect
+        self._request = request
+        self._framing = dialect.framing(request)
+        self._grace_s = dialect.grace_s if patience.grace_s is None else patience.grace_s
+        self._keep_alive_s = patience.keep_alive_s
         self._timer: asyncio.TimerHandle | None = None
         self._keeping: asyncio.Task[None] | None = None
         self._started = False
 
     def hold(self) -> None:
         """Hold the head until the grace is over."""
-        self._timer = asyncio.get_running_loop().call_later(self._patience.grace_s, self._late)
+        self._timer = asyncio.get_running_loop().call_later(self._grace_s, self._late)
 
     def stop(self) -> None:
         """Send no further keep-alive."""
@@ -111,12 +127,12 @@ class _Response:
         if self._keeping is not None:
             self._keeping.cancel()
 
-    async def finish(self, body: bytes) -> None:
-        """Send the reply's last bytes."""
+    async def finish(self, body: bytes, headers: Headers) -> None:
+        """Send the reply's last bytes; ``headers`` too, while the head is held."""
         self.stop()
         if not self._started:
             length = (b"content-length", str(len(body)).encode())
-            await self._send(_start(200, [*self._headers(), length]))
+            await self._send(_start(200, [*self._headers(), *headers, length]))
         await self._send(_chunk(body, more=False))
 
     async def fail(self, error: CallError) -> None:
@@ -124,24 +140,28 @@ class _Response:
         self.stop()
         if not self._started:
             raise error
-        body = self.dialect.late_error(error) if self._stream else self.dialect.error(error)
-        await self._send(_chunk(body, more=False))
+        await self._send(_chunk(self._dialect.late_error(self._request, error), more=False))
 
     def _late(self) -> None:
         self._keeping = asyncio.create_task(self._keep_alive())
 
     async def _keep_alive(self) -> None:
-        filler = self.dialect.keep_alive_stream if self._stream else self.dialect.keep_alive_body
         self._started = True
         await self._send(_start(200, self._headers()))
         while True:
-            await self._send(_chunk(filler, more=True))
-            await asyncio.sleep(self._patience.keep_alive_s)
+            await self._send(_chunk(self._framing.keep_alive, more=True))
+            await asyncio.sleep(self._keep_alive_s)
 
     def _headers(self) -> Headers:
-        if self._stream:
-            return [(b"content-type", self.dialect.stream_type), (b"cache-control", b"no-cache")]
-        return [(b"content-type", b"application/json")]
+        headers = [(b"content-type", self._framing.content_type)]
+        if self._request.stream:
+            headers.append((b"cache-control", b"no-cache"))
+        return headers
+
+
+def _mark_of(answered: Answered) -> Headers:
+    """A reply that is not the policy's says so."""
+    return [(b"x-evener-budget", answered.spent.encode())] if answered.spent is not None else []
 
 
 async def send_json(send: Send, status: int, body: bytes, headers: Headers | None = None) -> None:

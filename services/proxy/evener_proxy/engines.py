@@ -5,17 +5,19 @@ without a trip of its own. Used by the calls and by ``/readyz``.
 """
 
 import asyncio
-import zlib
+import hashlib
 from typing import TYPE_CHECKING
 
 from evener import log
 from evener.engines.sampler import EngineRefused, EngineStatus, EngineUnavailable, Sampler
 from evener.errors import InfraError
+from evener.trace.session import SessionSpec
 
 if TYPE_CHECKING:
     from evener.trace.record import Level
 
 POLL_S = 1.0
+TEXT_POLL_S = 30.0  # what gives no tokens has no versions to follow, and may count our requests
 _log = log.get("proxy")
 
 
@@ -28,11 +30,11 @@ class Engine:
         self.level: Level | None = None
         self.problem: str | None = "not asked yet"
 
-    def unfit(self, version: int | None) -> int:
-        """0: fit; 1: serves another version than the pinned one; 2: does not answer."""
+    def unfit(self, spec: SessionSpec) -> int:
+        """0: fit; 1: serves another version than the pinned one, or too old a one; 2: does not answer."""
         if self.problem is not None or self.status is None:
             return 2
-        return int(version is not None and self.status.version != version)
+        return int(not _serves(spec, self.status.version))
 
     async def refresh(self) -> EngineStatus:
         """Ask for the status now. Raises EngineUnavailable, EngineRefused or InfraError."""
@@ -54,7 +56,7 @@ class Engine:
                     _log.info("engine", url=self.sampler.name, model=status.model, level=self.level)
             except (EngineUnavailable, EngineRefused, InfraError) as error:
                 _log.debug("engine_status", url=self.sampler.name, problem=str(error))
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(TEXT_POLL_S if self.level == "text" and self.problem is None else POLL_S)
 
 
 class Engines:
@@ -63,26 +65,47 @@ class Engines:
     def __init__(self, samplers: list[Sampler]) -> None:
         self.all = [Engine(sampler) for sampler in samplers]
 
-    async def pick(self, session_id: str, *, attempt: int, version: int | None) -> tuple[Engine, EngineStatus]:
-        """The session's own engine for attempt 0, others for later ones.
+    async def pick(self, spec: SessionSpec, *, attempt: int) -> tuple[Engine, EngineStatus]:
+        """The session's own engine for attempt 0, others for later ones (rendezvous hashing: an engine that comes or goes moves
+        only the sessions that are its own).
 
-        Engines that do not answer come last, and before them those that serve another version than a pinned one.
-        Raises EngineUnavailable.
+        Engines that do not answer come last, and before them those that serve another version than the session's. A training
+        session gets none whose version is too old: that is an engine which was restarted and has its first weights, until it
+        is given the policy's. Raises EngineUnavailable.
         """
-        start = zlib.crc32(session_id.encode())
-        count = len(self.all)
-        rotated = [self.all[(start + place) % count] for place in range(count)]
-        ordered = sorted(rotated, key=lambda engine: engine.unfit(version)) if count > 1 else rotated
-        engine = ordered[attempt % count]
-        if engine.status is not None:
-            return engine, engine.status
-        try:
-            return engine, await engine.refresh()
-        except (EngineRefused, InfraError) as error:
-            raise EngineUnavailable(str(error)) from error
+        engine = self._ranked(spec)[attempt % len(self.all)]
+        status = engine.status
+        if status is None or (spec.oldest_version is not None and status.version < spec.oldest_version):
+            try:
+                status = await engine.refresh()
+            except (EngineRefused, InfraError) as error:
+                raise EngineUnavailable(str(error)) from error
+        if spec.oldest_version is not None and status.version < spec.oldest_version:
+            old = f"{engine.sampler.name} serves version {status.version}, older than {spec.oldest_version}"
+            raise EngineUnavailable(f"{old}: it waits for the policy's weights")
+        return engine, status
+
+    def peek(self, spec: SessionSpec) -> EngineStatus | None:
+        """What the session's own engine said last."""
+        return self._ranked(spec)[0].status
+
+    def _ranked(self, spec: SessionSpec) -> list[Engine]:
+        if len(self.all) == 1:
+            return self.all
+        return sorted(self.all, key=lambda engine: (engine.unfit(spec), _weight(spec.session_id, engine)))
 
     def problems(self) -> list[str]:
         """What keeps the engines from serving, one line each; empty while at least one serves."""
         if any(engine.problem is None for engine in self.all):
             return []
         return [f"engine {engine.sampler.name}: {engine.problem}" for engine in self.all]
+
+
+def _serves(spec: SessionSpec, version: int) -> bool:
+    if spec.version is not None:
+        return version == spec.version
+    return spec.oldest_version is None or version >= spec.oldest_version
+
+
+def _weight(session_id: str, engine: Engine) -> bytes:
+    return hashlib.blake2b(f"{session_id} {engine.sampler.name}".encode(), digest_size=8).digest()

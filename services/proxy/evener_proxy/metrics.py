@@ -13,8 +13,12 @@ class Metrics:
     sampled_tokens: int = 0
     engine_failures: int = 0
     undelivered: int = 0
+    replayed: int = 0
+    flawed: int = 0
+    hosted_tools: int = 0
     in_flight: int = 0
     errors: Counter[str] = field(default_factory=Counter[str])
+    spent: Counter[str] = field(default_factory=Counter[str])
 
     def text(self) -> str:
         """Prometheus text format 0.0.4."""
@@ -24,6 +28,9 @@ class Metrics:
             "sampled_tokens": ("Sampled tokens of committed calls", self.sampled_tokens),
             "engine_failures": ("Requests that an engine failed or did not answer", self.engine_failures),
             "undelivered": ("Replies that the agent did not wait for", self.undelivered),
+            "replayed": ("Requests sent again that got the reply of the first", self.replayed),
+            "flawed": ("Replies whose token data contradict each other", self.flawed),
+            "hosted_tools": ("Tools left out because only a vendor runs them", self.hosted_tools),
         }
         lines: list[str] = []
         for name, (text, value) in counters.items():
@@ -37,4 +44,9 @@ class Metrics:
             "# TYPE evener_proxy_errors_total counter",
         ]
         lines += [f'evener_proxy_errors_total{{code="{code}"}} {count}' for code, count in sorted(self.errors.items())]
+        lines += [
+            "# HELP evener_proxy_last_replies_total Calls answered by the proxy because a budget was spent.",
+            "# TYPE evener_proxy_last_replies_total counter",
+        ]
+        lines += [f'evener_proxy_last_replies_total{{budget="{name}"}} {count}' for name, count in sorted(self.spent.items())]
         return "\n".join(lines) + "\n"

@@ -50,7 +50,8 @@ async def serve(
     if settings.redis_url is not None:
         await check_store(redis)
     with _bind(settings.host, settings.proxy_port) as agents, _bind(settings.host, settings.admin_port) as admins:
-        samplers = [VllmSampler(url) for url in settings.engines]
+        key = settings.engine_key.get_secret_value() if settings.engine_key is not None else None
+        samplers = [VllmSampler(url, key=key, model=settings.engine_model) for url in settings.engines]
         metrics = Metrics()
         engines = Engines(list(samplers))
         sessions = Sessions(TraceStore(redis))
@@ -58,11 +59,16 @@ async def serve(
         delivery = Delivery(calls, sessions, metrics, patience or Patience())
         admin = create_admin(sessions, engines, metrics, redis, settings.admin_token.get_secret_value())
         agent_side, admin_side = (
-            _Server(_config(app, drain_s=settings.drain_s)) for app in (create_app(sessions, delivery, metrics), admin)
+            _Server(_config(app, drain_s=settings.drain_s)) for app in (create_app(sessions, delivery, calls, metrics), admin)
         )
         # The lease is there before the first call can be.
         await sessions.store.beat(sessions.replica, lease_s=LEASE_S, sessions=())
-        watchers = [sessions.watch(), sessions.flush_marks(), *(engine.watch() for engine in engines.all)]
+        watchers = [
+            sessions.watch(),
+            sessions.hear_seals(),
+            sessions.flush_marks(),
+            *(engine.watch() for engine in engines.all),
+        ]
         try:
             await _run([(agent_side, agents), (admin_side, admins)], watchers, stop, ready)
         finally:

@@ -28,9 +28,12 @@ _log = log.get("proxy")
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """A call in flight: the task that serves it, and why it was cut. Once ``over``, what is left is sending."""
+    """A call in flight: the digest of its request, the task that serves it, and why it was cut. Once ``over``, what is left
+    is sending.
+    """
 
     session_id: str
+    digest: bytes
     task: "asyncio.Task[None]"
     cut: Literal["left", "sealed"] | None = None
     over: bool = False
@@ -82,6 +85,18 @@ class Sessions:
         self._cut({session_id})
         return sealed
 
+    async def settle(self, session_id: str, digest: bytes) -> None:
+        """See earlier sendings of a request to their end whose clients have left, so that the next gets what they missed."""
+        left = [
+            flight.task
+            for flight in self.flights
+            if flight.cut == "left" and flight.session_id == session_id and flight.digest == digest
+        ]
+        if left:
+            await asyncio.wait(left)
+        if any(mark.session_id == session_id and mark.delivered == "no" for mark in self._marks):
+            await self._flush()
+
     def mark(self, mark: Mark) -> None:
         """Note a delivery; it is written within `MARKS_S`, and before a seal by this replica."""
         self._marks.append(mark)
@@ -97,6 +112,16 @@ class Sessions:
                 self._cut(ended)
             except RedisError as error:
                 _log.error("beat_failed", error=str(error))
+            await asyncio.sleep(BEAT_S)
+
+    async def hear_seals(self) -> None:
+        """Abort the calls of sessions that another replica seals, at once, for ever; `watch` finds what is missed here."""
+        while True:
+            try:
+                async for session_id in self.store.sealed():
+                    self._cut({session_id})
+            except (RedisError, OSError) as error:
+                _log.warning("seals_unheard", error=str(error))
             await asyncio.sleep(BEAT_S)
 
     async def flush_marks(self) -> None:

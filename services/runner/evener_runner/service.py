@@ -58,6 +58,7 @@ class _ProxySessions:
             policy=lease.policy,
             purpose=lease.purpose,
             version=lease.version,
+            oldest_version=lease.oldest_version,
             sampling=lease.sampling,
             budget=lease.budget,
             prompt_mode=lease.prompt_mode,

@@ -21,6 +21,7 @@ from evener.proxy_admin import ProxyAdmin
 from evener.settings import Settings
 from evener.trace.session import SessionSpec
 from evener.trace.store import TraceStore
+from evener_proxy.delivery import Patience
 from evener_proxy.service import serve
 
 TOKEN = "admin-token"
@@ -159,16 +160,19 @@ async def eventually(check: Callable[[], Awaitable[bool]], *, seconds: float = 5
 
 
 @contextlib.asynccontextmanager
-async def running_proxy(engine: StubEngine, redis: Any, **options: Any) -> AsyncIterator[Proxy]:
+async def running_proxy(
+    engine: StubEngine, redis: Any, patience: Patience | None = None, retry_s: float = 60.0, **fields: Any
+) -> AsyncIterator[Proxy]:
     settings = Settings(
         data=Path("/nonexistent"),
         proxy_port=free_port(),
         admin_port=free_port(),
         engine_urls=[engine.url],
         admin_token=SecretStr(TOKEN),
+        **fields,
     )
     stop, ready = asyncio.Event(), asyncio.Event()
-    serving = asyncio.create_task(serve(settings, redis, stop=stop, ready=ready, **options))
+    serving = asyncio.create_task(serve(settings, redis, stop=stop, ready=ready, patience=patience, retry_s=retry_s))
     async with asyncio.timeout(10):
         await asyncio.wait((serving, asyncio.create_task(ready.wait())), return_when=asyncio.FIRST_COMPLETED)
     if serving.done():

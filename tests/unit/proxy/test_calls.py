@@ -171,6 +171,16 @@ async def test_versions_are_the_engines_word_where_it_says(proxy, engine):
     assert record.version_completion == 7
 
 
+async def test_bounded_staleness_an_engine_with_its_first_weights_gets_no_call(proxy, engine):
+    session, key = await proxy.open(oldest_version=2)
+    status, reply = await proxy.chat(key)
+    assert (status, reply["error"]["code"]) == (503, "engine_unavailable")
+    assert engine.asked == []
+    engine.version = 3
+    assert (await proxy.chat(key))[0] == 200
+    assert (await proxy.admin.read(session)).fault is None
+
+
 @pytest.mark.parametrize("says", [True, False])
 async def test_a_pinned_session_refuses_another_version(proxy, engine, says):
     engine.versions, engine.version = says, 3

@@ -107,17 +107,23 @@ async def test_a_session_is_opened_once_even_after_its_deletion(proxy):
     ("budget", "name"),
     [(Budget(calls=2), "calls"), (Budget(sampled_tokens=12), "tokens"), (Budget(wall_s=0.4), "wall")],
 )
-async def test_a_spent_budget_ends_the_session(proxy, engine, budget, name):
+async def test_a_spent_budget_ends_in_a_last_reply_outside_of_the_trace(proxy, engine, budget, name):
     session, key = await proxy.open(budget=budget)
-    statuses = []
+    texts = []
     for _ in range(12):
         status, reply = await proxy.chat(key)
-        statuses.append(status)
+        assert status == 200
+        texts.append(reply["choices"][0]["message"]["content"])
         if name == "wall":
             await asyncio.sleep(0.1)
-    assert statuses[0] == 200
-    assert statuses[-1] == 403
-    assert reply["error"]["code"] == "budget_spent"
+    assert texts[0] == "reply 0"
+    assert texts[-1].startswith("[evener] This session has ended")
+    assert reply["choices"][0]["finish_reason"] == "stop"
+    assert len(await proxy.store.load(session)) == len(engine.asked) == sum("[evener]" not in text for text in texts)
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "stream": True}
+    async with proxy.http.post(proxy.url + "/v1/chat/completions", json=body, headers={"x-api-key": key}) as response:
+        assert response.headers["x-evener-budget"] == name
+        assert (await response.read()).endswith(b"data: [DONE]\n\n")
     state = await proxy.admin.read(session)
     assert state.budget_spent == name
     assert state.in_flight == 0
@@ -127,16 +133,23 @@ async def test_a_spent_budget_ends_the_session(proxy, engine, budget, name):
 async def test_concurrent_calls_never_sample_more_than_the_budget(proxy, engine):
     session, key = await proxy.open(budget=Budget(sampled_tokens=30, calls=100))
     results = await asyncio.gather(*(proxy.chat(key, max_tokens=9) for _ in range(20)))
-    assert {status for status, _ in results} == {200, 403}
+    assert {status for status, _ in results} == {200}
     state = await proxy.admin.read(session)
     assert state.sampled_tokens == 30 == sum(len(each["ids"]) for each in engine.sampled)
 
 
-async def test_a_full_context_says_so(proxy, engine):
+async def test_exactly_the_budgeted_calls_reach_the_engine(proxy, engine):
+    session, key = await proxy.open(budget=Budget(calls=7))
+    results = await asyncio.gather(*(proxy.chat(key, [{"role": "user", "content": str(n)}]) for n in range(100)))
+    last = [reply["choices"][0]["message"]["content"].startswith("[evener]") for _, reply in results]
+    assert (len(engine.asked), last.count(False), len(await proxy.store.load(session))) == (7, 7, 7)
+
+
+async def test_a_full_context_ends_the_session(proxy, engine):
     session, key = await proxy.open(budget=Budget(context_tokens=200))
     assert (await proxy.chat(key, max_tokens=20))[0] == 200
-    status, reply = await proxy.chat(key, [{"role": "user", "content": "x" * 300}])
-    assert (status, reply["error"]["code"]) == (400, "context_length_exceeded")
+    _, reply = await proxy.chat(key, [{"role": "user", "content": "x" * 300}])
+    assert "context window" in reply["choices"][0]["message"]["content"]
     assert (await proxy.admin.read(session)).budget_spent == "context"
     assert len(engine.asked) == 1
 
@@ -144,8 +157,8 @@ async def test_a_full_context_says_so(proxy, engine):
 async def test_the_engines_context_error_is_a_full_context(proxy, engine):
     engine.script.append(fails(400, "This model's maximum context length is 2048 tokens. However, ...", "input_tokens"))
     session, key = await proxy.open()
-    status, reply = await proxy.chat(key)
-    assert (status, reply["error"]["code"]) == (400, "context_length_exceeded")
+    _, reply = await proxy.chat(key)
+    assert "context window" in reply["choices"][0]["message"]["content"]
     assert (await proxy.admin.read(session)).budget_spent == "context"
 
 

@@ -10,6 +10,7 @@ from aiohttp import web
 from evener.errors import InputError
 from evener.settings import Settings
 from evener.trace.store import TraceStore
+from evener_proxy import sessions
 from evener_proxy.service import serve
 from tests.unit.proxy.stub import eventually, fails, free_port, running_proxy
 
@@ -61,7 +62,7 @@ async def test_an_engines_400_is_the_agents_error(proxy, engine):
     assert (await proxy.admin.read(session)).fault is None
 
 
-async def test_bad_token_data_is_an_engine_fault(proxy, engine):
+async def test_bad_token_data_costs_only_its_call(proxy, engine):
     async def short(_, body):
         reply = engine.sample(body)
         reply["choices"][0]["token_ids"].pop()
@@ -74,10 +75,12 @@ async def test_bad_token_data_is_an_engine_fault(proxy, engine):
 
     engine.script += [short, positive]
     session, key = await proxy.open()
-    for _ in range(2):
-        status, reply = await proxy.chat(key)
-        assert (status, reply["error"]["code"]) == (503, "engine_level")
-    assert await proxy.store.load(session) == []
+    for _ in range(3):
+        assert (await proxy.chat(key))[0] == 200
+    records = await proxy.store.load(session)
+    assert [record.level for record in records] == ["text", "text", "tokens"]
+    assert "differ in number" in records[0].request["flaw"]
+    assert (await proxy.admin.read(session)).fault is None
 
 
 async def test_a_late_reply_is_kept_alive_in_both_forms(hasty, engine):
@@ -146,7 +149,8 @@ async def test_a_seal_aborts_calls_in_flight_and_their_late_commit_is_refused(pr
     assert engine.aborted == 1
 
 
-async def test_another_replicas_seal_is_heard_within_two_seconds(proxy, engine):
+async def test_another_replicas_seal_is_heard_at_once(proxy, engine, monkeypatch):
+    monkeypatch.setattr(sessions, "BEAT_S", 60)
     engine.script.append(slow(engine, 30))
     session, key = await proxy.open()
     asking = asyncio.create_task(proxy.chat(key))
@@ -155,10 +159,89 @@ async def test_another_replicas_seal_is_heard_within_two_seconds(proxy, engine):
         return len(engine.asked) == 1
 
     await eventually(asked)
+    await asyncio.sleep(1.1)  # the watch of the default beat is asleep for a minute
     await TraceStore(proxy.redis).seal(session)
     async with asyncio.timeout(2.5):
         _, reply = await asking
     assert reply["error"]["code"] == "session_sealed"
+
+
+async def ask(proxy, key, *, again=0, content="hi"):
+    headers = {"x-api-key": key, "x-stainless-retry-count": str(again)}
+    body = {"model": "tiny", "messages": [{"role": "user", "content": content}]}
+    async with proxy.http.post(proxy.url + "/v1/chat/completions", json=body, headers=headers) as response:
+        return (await response.json())["choices"][0]["message"]["content"]
+
+
+async def test_once_a_request_that_is_sent_again_gets_the_stored_reply(proxy, engine, redis):
+    async with running_proxy(engine, redis) as other:
+        session, key = await proxy.open()
+        assert await ask(proxy, key) == "reply 0"
+        assert await ask(other, key, again=1) == "reply 0"
+        assert await ask(proxy, key, again=1, content="new") == "reply 1"
+        assert await ask(proxy, key) == "reply 2", "the same body after a delivered reply is a new sample"
+        assert await ask(other, key, again=2) == "reply 2"
+        assert len(await proxy.store.load(session)) == len(engine.asked) == 3
+
+
+async def test_once_a_request_that_is_sent_again_gets_the_pending_reply(proxy, engine, redis):
+    async with running_proxy(engine, redis) as other:
+        engine.script.append(slow(engine, 0.6))
+        session, key = await proxy.open()
+        first = asyncio.create_task(ask(proxy, key))
+
+        async def asked() -> bool:
+            return len(engine.asked) == 1
+
+        await eventually(asked)
+        assert await ask(other, key, again=1) == "reply 0"
+        assert await first == "reply 0"
+        assert len(await proxy.store.load(session)) == len(engine.asked) == 1
+
+
+async def test_the_same_body_beside_a_connected_client_is_a_new_sample(proxy, engine):
+    engine.script.append(slow(engine, 0.4))
+    session, key = await proxy.open()
+    replies = await asyncio.gather(*(ask(proxy, key) for _ in range(3)))
+    assert len(set(replies)) == 3
+    assert len(await proxy.store.load(session)) == 3
+
+
+async def test_once_after_a_client_that_left_the_same_body_gets_what_it_missed(proxy, engine, monkeypatch):
+    committing, go = asyncio.Event(), asyncio.Event()
+    commit = TraceStore.commit
+
+    async def held(store, session_id, call):
+        committing.set()
+        await go.wait()
+        await commit(store, session_id, call)
+
+    monkeypatch.setattr(TraceStore, "commit", held)
+    session, key = await proxy.open()
+    first = asyncio.create_task(ask(proxy, key))
+    await committing.wait()
+    first.cancel()
+    await asyncio.sleep(0.05)
+    second = asyncio.create_task(ask(proxy, key))
+    await asyncio.sleep(0.05)
+    go.set()
+    assert await second == "reply 0"
+
+    async def delivered() -> bool:
+        return [record.delivered for record in await proxy.store.load(session)] == ["yes"]
+
+    await eventually(delivered)
+    assert len(engine.asked) == 1
+
+
+async def test_after_a_failed_sending_the_same_body_is_a_new_sample(proxy, engine):
+    session, key = await proxy.open()
+    assert await ask(proxy, key) == "reply 0"
+    engine.script.append(fails(400, "no"))
+    with pytest.raises(KeyError):
+        await ask(proxy, key)
+    assert await ask(proxy, key, again=1) == "reply 1"
+    assert len(await proxy.store.load(session)) == 2
 
 
 async def test_any_replica_serves_any_call(proxy, engine, redis):

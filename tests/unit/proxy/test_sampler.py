@@ -6,10 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from aiohttp import web
+from pydantic import SecretStr
 
 from evener.engines.sampler import EngineRefused, EngineUnavailable, SampleRequest, VllmSampler, parse_reply
 from evener.errors import InfraError
-from tests.unit.proxy.stub import fails
+from tests.unit.proxy.stub import StubEngine, eventually, fails, free_port, running_proxy
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "vllm"
 
@@ -59,10 +60,20 @@ def changed(change) -> bytes:
         lambda _, choice: choice.update(weight_versions=[{"version": "1", "start": 0, "end": 5}]),
     ],
 )
-def test_contradicting_token_data_is_refused(change):
-    with pytest.raises(InfraError) as error:
-        parse_reply(changed(change))
-    assert error.value.cause == "engine_level"
+def test_contradicting_token_data_is_not_kept(change):
+    sample = parse_reply(changed(change))
+    assert sample.flaw
+    assert (sample.level, len(sample.prompt_ids), len(sample.completion_ids)) == ("text", 0, 0)
+    assert sample.tool_calls[0].name == parse_reply(changed(lambda *_: None)).tool_calls[0].name
+
+
+def test_tokens_that_are_named_by_id_must_be_the_ids():
+    def name(_, choice, first=0):
+        for place, (each, token) in enumerate(zip(choice["logprobs"]["content"], choice["token_ids"], strict=True)):
+            each["token"] = f"token_id:{token + first * (place == 2)}"
+
+    assert parse_reply(changed(name)).level == "tokens"
+    assert "other tokens" in parse_reply(changed(lambda reply, choice: name(reply, choice, 1))).flaw
 
 
 def test_versions_per_token():
@@ -124,3 +135,43 @@ async def test_nobody_listening_is_unavailable():
     with pytest.raises(EngineUnavailable):
         await sampler.sample(request())
     await sampler.close()
+
+
+async def hosted(request: web.Request) -> web.Response:
+    """An API that knows the published fields only, wants a key and gives no tokens."""
+    if request.headers.get("Authorization") != "Bearer sk-vendor":
+        return web.json_response({"error": {"message": "no key"}}, status=401)
+    if request.path == "/v1/models":
+        return web.json_response({"data": [{"id": "small"}, {"id": "large"}]})
+    if request.path != "/v1/chat/completions":
+        return web.json_response({"error": {"message": "not found"}}, status=404)
+    body = await request.json()
+    if unknown := set(body) & {"top_k", "return_token_ids"}:
+        return web.json_response({"error": {"message": f"Unrecognized request arguments: {unknown}"}}, status=400)
+    message = {"role": "assistant", "content": f"I am {body['model']}"}
+    usage = {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
+    return web.json_response({"choices": [{"message": message, "finish_reason": "stop"}], "usage": usage})
+
+
+async def test_a_hosted_api_works_at_level_text(redis):
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", hosted)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    port = free_port()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    engine = StubEngine(url=f"http://127.0.0.1:{port}")
+    async with running_proxy(engine, redis, engine_key=SecretStr("sk-vendor"), engine_model="large") as proxy:
+        session, key = await proxy.open(purpose="eval")
+
+        async def answers() -> bool:
+            return (await proxy.chat(key))[0] == 200
+
+        await eventually(answers)
+        _, reply = await proxy.chat(key, max_tokens=50)
+        assert reply["choices"][0]["message"]["content"] == "I am large"
+        record = (await proxy.store.load(session))[-1]
+        assert (record.level, record.request["used"]["max_tokens"]) == ("text", 50)
+        _, training = await proxy.open()
+        assert (await proxy.chat(training))[1]["error"]["code"] == "engine_level"
+    await runner.cleanup()

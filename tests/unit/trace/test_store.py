@@ -46,7 +46,9 @@ async def opened(store: TraceStore, **budget) -> OpenedSession:
 
 
 async def intent(store: TraceStore, session: OpenedSession, call_id: str, *, asked: int = 10, replica: str = "alive"):
-    return await store.intent(session, call_id, replica=replica, asked=asked, digests=["d"])
+    return await store.intent(
+        session, call_id, replica=replica, asked=asked, digests=["d"], body=call_id.encode(), sent_again=False
+    )
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from evener.ids import session_id
 from evener.messages import RolloutFinished, RunRollout, ScoreWorkspace
 from evener.runfile import RunFile
 from evener_orchestrator.archive import Archive
+from evener_orchestrator.ledger import versions
 from evener_orchestrator.ledger.conflict import Conflict
 from evener_orchestrator.ledger.endings import dispose
 from evener_orchestrator.ledger.engine import Transaction
@@ -85,6 +86,7 @@ async def claim(tx: Transaction, session: str, *, runner: str, lease_s: float) -
         group_id=held.group.id,
         policy=held.run.policy,
         version=held.group.version,
+        oldest_version=await _oldest_version(tx, held.run, file) if held.group.purpose == "train" else None,
         purpose="eval" if held.group.purpose == "eval" else "train",
         harness=HarnessRef(name=held.group.harness, profile=held.group.profile),
         task_id=task.task_id,
@@ -95,6 +97,14 @@ async def claim(tx: Transaction, session: str, *, runner: str, lease_s: float) -
         budget=Budget(**file.budget.model_dump()),
         prompt_mode="token_in" if held.run.prompt_mode == "token_in" else "render",
     )
+
+
+async def _oldest_version(tx: Transaction, run: Run, file: RunFile) -> int | None:
+    """What was sampled by an older version than this would be refused as stale; version 0 is no version of a policy."""
+    if file.train is None:
+        return None
+    newest = await versions.latest(tx.session, run.policy)
+    return max(1, newest.version - file.train.max_staleness)
 
 
 async def heartbeat(tx: Transaction, session: str, *, lease: str, lease_s: float) -> Heartbeat:

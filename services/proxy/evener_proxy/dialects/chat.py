@@ -5,14 +5,15 @@ both forms say the same.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
 
-from evener_proxy.canonical import CallError, CallRequest, Reply
+from evener_proxy.canonical import EVENT_STREAM, JSON_BODY, CallError, CallRequest, Framing, ModelInfo, Reply
+from evener_proxy.dialects import openai
 
 _FINISH = {"stop", "length", "tool_calls", "content_filter"}
-_TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 
 
 # A union of Raw and None is not a type that msgspec decodes, so that what is absent is an empty Raw.
@@ -47,6 +48,13 @@ class _Body(msgspec.Struct):
     seed: int | None = None
 
 
+@dataclass(slots=True, eq=False)
+class ChatRequest(CallRequest):
+    """``include_usage``: a stream ends with the usage."""
+
+    include_usage: bool
+
+
 class _Role(msgspec.Struct):
     role: str
 
@@ -79,11 +87,10 @@ class ChatDialect:
     """See `evener_proxy.canonical.Dialect`."""
 
     name = "chat"
-    stream_type = b"text/event-stream; charset=utf-8"
-    keep_alive_stream = b": keep-alive\n\n"
-    keep_alive_body = b" "
+    call_prefix = "call_"
+    grace_s = 10.0
 
-    def parse(self, body: bytes) -> CallRequest:
+    def parse(self, body: bytes, _target: str, /) -> ChatRequest:
         """Decode a request. Raises CallError 400 that names the field."""
         try:
             asked = _body.decode(body)
@@ -91,7 +98,7 @@ class ChatDialect:
             constrained = _constrained(asked)
         except msgspec.DecodeError as error:
             raise CallError(400, "invalid_request", str(error)) from error
-        return CallRequest(
+        return ChatRequest(
             model=asked.model,
             messages=messages,
             systems=systems,
@@ -102,59 +109,61 @@ class ChatDialect:
             stop=[asked.stop] if isinstance(asked.stop, str) else asked.stop,
             max_tokens=_max_tokens(asked),
             stream=bool(asked.stream),
-            include_usage=asked.stream_options is not None and asked.stream_options.include_usage,
             constrained=constrained,
+            hosted_tools=0,
             asked={name: value for name in _SAMPLING if (value := getattr(asked, name)) is not None},
+            include_usage=asked.stream_options is not None and asked.stream_options.include_usage,
         )
 
-    def render(self, request: CallRequest, reply: Reply) -> bytes:
-        """A ``chat.completion``."""
-        message: dict[str, Any] = {"role": "assistant", "content": reply.content, "refusal": None}
-        if reply.reasoning is not None:
-            message["reasoning"] = reply.reasoning
-        if reply.tool_calls:
-            message["tool_calls"] = _tool_calls(reply)
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _finish(reply)}
-        return _encode(_head(request, reply, "chat.completion") | {"choices": [choice], "usage": _usage(reply)})
+    def framing(self, request: ChatRequest) -> Framing:
+        """Server-sent events where a stream is asked for."""
+        return EVENT_STREAM if request.stream else JSON_BODY
 
-    def stream(self, request: CallRequest, reply: Reply) -> bytes:
-        """The ``chat.completion.chunk`` events: role, reasoning, content, tool calls, finish, usage where asked, ``[DONE]``."""
-        head = _head(request, reply, "chat.completion.chunk")
-        if request.include_usage:
-            head["usage"] = None
-        chunks = [_event(head | {"choices": [choice]}) for choice in _choices(reply)]
-        if request.include_usage:
-            chunks.append(_event(head | {"choices": [], "usage": _usage(reply)}))
-        return b"".join((*chunks, b"data: [DONE]\n\n"))
+    def render(self, request: ChatRequest, reply: Reply) -> bytes:
+        """A ``chat.completion``, or its chunks."""
+        return _stream(request, reply) if request.stream else _document(request, reply)
+
+    def late_error(self, request: ChatRequest, error: CallError) -> bytes:
+        """The error envelope; in a stream as an event, which OpenAI's clients raise."""
+        envelope = self.error(error)
+        return b"data: " + envelope + b"\n\ndata: [DONE]\n\n" if request.stream else envelope
 
     def error(self, error: CallError) -> bytes:
         """OpenAI's error envelope."""
-        kind = _TYPES.get(error.status, "server_error" if error.status >= 500 else "invalid_request_error")
-        return _encode({"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}})
+        return openai.error_envelope(error)
 
-    def late_error(self, error: CallError) -> bytes:
-        """An event with the error envelope, which OpenAI's clients raise."""
-        return b"data: " + self.error(error) + b"\n\ndata: [DONE]\n\n"
+    def model_list(self, model: ModelInfo) -> bytes:
+        """A ``list`` of one."""
+        return openai.model_list(model)
+
+    def model(self, model: ModelInfo) -> bytes:
+        """A ``model``."""
+        return openai.model_document(model)
 
 
 def _messages(raw: list[msgspec.Raw]) -> tuple[list[msgspec.Raw], int]:
-    """The messages, and how many leading ones are system messages. A ``developer`` becomes a ``system``: few chat templates
-    know the role.
-    """
+    """The messages, and how many leading ones are system messages."""
     if not raw:
         raise CallError(400, "invalid_request", "messages must not be empty", param="messages")
     messages: list[msgspec.Raw] = []
     systems = 0
     for message in raw:
         role = _role.decode(message).role
-        if role == "developer":
-            document: dict[str, Any] = msgspec.json.decode(message)
-            messages.append(msgspec.Raw(_encode(document | {"role": "system"})))
-        else:
-            messages.append(message)
-        if role in ("system", "developer") and systems == len(messages) - 1:
+        if role in ("system", "developer") and systems == len(messages):
             systems += 1
+        messages.append(_renamed(message) if role == "developer" or b'"reasoning_content"' in bytes(message) else message)
     return messages, systems
+
+
+def _renamed(message: msgspec.Raw) -> msgspec.Raw:
+    """The message in the words that engines know: few chat templates know a ``developer``, and thinking is ``reasoning``."""
+    document: dict[str, Any] = msgspec.json.decode(message)
+    if document["role"] == "developer":
+        document["role"] = "system"
+    thinking = document.pop("reasoning_content", None)
+    if thinking is not None:
+        document["reasoning"] = thinking
+    return msgspec.Raw(_encode(document))
 
 
 def _given(raw: msgspec.Raw) -> msgspec.Raw | None:
@@ -179,8 +188,29 @@ def _max_tokens(asked: _Body) -> int | None:
     return limit
 
 
-def _head(request: CallRequest, reply: Reply, kind: str) -> dict[str, Any]:
-    return {"id": reply.id, "object": kind, "created": reply.created, "model": request.model}
+def _document(request: ChatRequest, reply: Reply) -> bytes:
+    message: dict[str, Any] = {"role": "assistant", "content": reply.content, "refusal": None}
+    if reply.reasoning is not None:
+        message["reasoning_content"] = reply.reasoning
+    if reply.tool_calls:
+        message["tool_calls"] = _tool_calls(reply)
+    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _finish(reply)}
+    return _encode(_head(request, reply, "chat.completion") | {"choices": [choice], "usage": _usage(reply)})
+
+
+def _stream(request: ChatRequest, reply: Reply) -> bytes:
+    """The ``chat.completion.chunk`` events: role, reasoning, content, tool calls, finish, usage where asked, ``[DONE]``."""
+    head = _head(request, reply, "chat.completion.chunk")
+    if request.include_usage:
+        head["usage"] = None
+    chunks = [_event(head | {"choices": [choice]}) for choice in _choices(reply)]
+    if request.include_usage:
+        chunks.append(_event(head | {"choices": [], "usage": _usage(reply)}))
+    return b"".join((*chunks, b"data: [DONE]\n\n"))
+
+
+def _head(request: ChatRequest, reply: Reply, kind: str) -> dict[str, Any]:
+    return {"id": "chatcmpl-" + reply.id, "object": kind, "created": reply.created, "model": request.model}
 
 
 def _usage(reply: Reply) -> dict[str, int]:
@@ -206,7 +236,7 @@ def _tool_calls(reply: Reply) -> list[dict[str, Any]]:
 def _choices(reply: Reply) -> Iterator[dict[str, Any]]:
     deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
     if reply.reasoning:
-        deltas.append({"reasoning": reply.reasoning})
+        deltas.append({"reasoning_content": reply.reasoning})
     if reply.content:
         deltas.append({"content": reply.content})
     deltas += [{"tool_calls": [{"index": index} | call]} for index, call in enumerate(_tool_calls(reply))]

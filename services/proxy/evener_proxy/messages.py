@@ -1,0 +1,79 @@
+"""Chat messages from their parts, for the dialects whose own messages look otherwise.
+
+The same parts give the same bytes: a history that an agent sends again renders as it did before.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from evener.engines.sampler import ToolCall
+
+Part = dict[str, Any]
+"""A content part of a chat message: ``text_part`` or ``image_part``."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+def text_part(text: str) -> Part:
+    """A piece of text."""
+    return {"type": "text", "text": text}
+
+
+def image_part(url: str) -> Part:
+    """An image by its URL, or by a data URL."""
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def system_message(parts: Sequence[Part]) -> msgspec.Raw:
+    """Instructions."""
+    return _raw({"role": "system", "content": _content(parts)})
+
+
+def user_message(parts: Sequence[Part]) -> msgspec.Raw:
+    """What the user, or the agent in the user's name, said."""
+    return _raw({"role": "user", "content": _content(parts)})
+
+
+def assistant_message(text: str | None, reasoning: str | None, calls: Sequence[ToolCall]) -> msgspec.Raw:
+    """One turn of the policy, as one message; ``arguments`` stay the text that they are."""
+    message: dict[str, Any] = {"role": "assistant", "content": text}
+    if reasoning is not None:
+        message["reasoning"] = reasoning
+    if calls:
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}} for call in calls
+        ]
+    return _raw(message)
+
+
+def tool_message(call_id: str, parts: Sequence[Part]) -> msgspec.Raw:
+    """The result of the call with this id."""
+    return _raw({"role": "tool", "tool_call_id": call_id, "content": _content(parts)})
+
+
+def function_tool(name: str, description: str | None, parameters: Any) -> dict[str, Any]:
+    """A tool as chat requests list it; ``parameters`` is a JSON schema."""
+    function: dict[str, Any] = {"name": name}
+    if description is not None:
+        function["description"] = description
+    return {"type": "function", "function": function | {"parameters": parameters}}
+
+
+def tool_list(tools: Sequence[dict[str, Any]]) -> msgspec.Raw | None:
+    """The ``tools`` of a request, None where there are none."""
+    return msgspec.Raw(_encode(tools)) if tools else None
+
+
+def _content(parts: Sequence[Part]) -> str | list[Part]:
+    """One text stays a string, which every chat template takes."""
+    if not parts:
+        return ""
+    if len(parts) == 1 and parts[0]["type"] == "text":
+        return parts[0]["text"]
+    return list(parts)
+
+
+def _raw(message: dict[str, Any]) -> msgspec.Raw:
+    return msgspec.Raw(_encode(message))
