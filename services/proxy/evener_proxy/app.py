@@ -17,6 +17,7 @@ from evener_proxy.calls import Calls
 from evener_proxy.canonical import CallError, CountingDialect, Dialect, ModelInfo, R
 from evener_proxy.delivery import Delivery, Headers, Receive, Send, send_json
 from evener_proxy.dialects.chat import ChatDialect
+from evener_proxy.dialects.gemini import GeminiDialect
 from evener_proxy.metrics import Metrics
 from evener_proxy.sessions import Sessions
 
@@ -26,6 +27,7 @@ Endpoint = Callable[[Scope, Receive, Send], Awaitable[None]]
 Choose = Callable[[Scope], Dialect[Any]]
 _log = log.get("proxy")
 _chat = ChatDialect()
+_gemini = GeminiDialect()
 
 
 def create_app(sessions: Sessions, delivery: Delivery, calls: Calls, metrics: Metrics) -> FastAPI:
@@ -35,7 +37,9 @@ def create_app(sessions: Sessions, delivery: Delivery, calls: Calls, metrics: Me
     for path, endpoint, choose in (
         ("/v1/chat/completions", routes.sampling(_chat), _always(_chat)),
         ("/v1/models", routes.models, dialect_of),
-        ("/v1/models/{model:path}", routes.models, dialect_of),
+        ("/v1/models/{model:path}", routes.model_methods(), dialect_of),
+        ("/v1beta/models", routes.models, dialect_of),
+        ("/v1beta/models/{model:path}", routes.model_methods(), dialect_of),
         ("/healthz", _healthz, dialect_of),
         ("/{path:path}", _unknown, dialect_of),
     ):
@@ -45,6 +49,11 @@ def create_app(sessions: Sessions, delivery: Delivery, calls: Calls, metrics: Me
 
 def dialect_of(scope: Scope) -> Dialect[Any]:
     """The dialect in which a caller of a shared or unknown path is answered: the path tells, else the headers."""
+    path: str = scope["path"]
+    if path.startswith("/v1beta/") or (path.startswith("/v1/models/") and scope["method"] == "POST"):
+        return _gemini
+    if any(name == b"x-goog-api-key" for name, _ in scope["headers"]):
+        return _gemini
     return _chat
 
 
@@ -77,6 +86,22 @@ class _Routes:
             await send_json(send, 200, dialect.count(await self._calls.count(session, request)))
 
         return count
+
+    def model_methods(self) -> Endpoint:
+        """A model, and Gemini's methods, `:{method}` after its name, which may hold colons itself."""
+        sampling = self.sampling(_gemini)
+        methods = {
+            "generateContent": sampling,
+            "streamGenerateContent": sampling,
+            "countTokens": self.counting(_gemini),
+        }
+
+        async def call(scope: Scope, receive: Receive, send: Send) -> None:
+            method = scope["path"].rpartition(":")[2]
+            endpoint = self.models if scope["method"] == "GET" else methods.get(method, _unknown)
+            await endpoint(scope, receive, send)
+
+        return call
 
     async def models(self, scope: Scope, _: Receive, send: Send) -> None:
         """The list of models, or one model: a session has one."""
