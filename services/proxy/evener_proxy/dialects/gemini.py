@@ -1,6 +1,6 @@
 """Google's Gemini API: a request becomes canonical, a reply is rendered from one sample.
 
-Source: the Gemini API reference (v1beta and v1, ``models.generateContent``, ``streamGenerateContent``, ``countTokens``), "Thought
+Source: the Gemini API reference (v1beta and v1: ``generateContent``, ``streamGenerateContent``, ``countTokens``), "Thought
 signatures", and google.rpc's error model. Model and method are in the path, so that both are read from the target.
 """
 

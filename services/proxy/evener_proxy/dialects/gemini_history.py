@@ -118,8 +118,9 @@ class _History:
     def user(self, parts: Sequence[Part], path: str) -> None:
         """A content of the user, or of the tools."""
         self._close_turn()
+        answered = iter(self._answered([part.function_response for part in parts if part.function_response is not None]))
         said: list[messages.Part] = []
-        answered = False
+        silent = True
         for index, part in enumerate(parts):
             here = f"{path}.parts[{index}]"
             if part.function_call is not None:
@@ -128,9 +129,9 @@ class _History:
             if part.function_response is not None:
                 self._say(said)
                 said = []
-                self._result(part.function_response, here)
-                answered = True
-        if said or not answered:
+                self._messages.append(_result(next(answered), part.function_response, here))
+                silent = False
+        if said or silent:
             self._messages.append(messages.user_message(said))
 
     def end(self) -> list[msgspec.Raw]:
@@ -168,24 +169,35 @@ class _History:
         self._used.add(chosen)
         return chosen
 
-    def _result(self, response: FunctionResponse, path: str) -> None:
-        text = _result_text(response.response)
-        pieces = [messages.text_part(text)] if text else []
-        pieces += _pieces(listed(response.parts), f"{path}.functionResponse.parts")
-        self._messages.append(messages.tool_message(self._answered(response), pieces))
+    def _answered(self, responses: Sequence[FunctionResponse]) -> list[str]:
+        """The id of the call that each of these is the result of: by id, what is left by name, the rest by order."""
+        found = [self._by_id(bare_id(response.id)) for response in responses]
+        for same_name in (True, False):
+            for index, response in enumerate(responses):
+                if found[index] is None:
+                    fits = (call for call in self._open if not same_name or call.name == response.name)
+                    found[index] = self._take(next(fits, None))
+        return [each or self._new_id(bare_id(response.id)) for each, response in zip(found, responses, strict=True)]
 
-    def _answered(self, response: FunctionResponse) -> str:
-        """The call whose result this is: by id, else by name, else by order."""
-        sent = bare_id(response.id)
-        named = next((call for call in self._open if sent is not None and sent in (call.sent, call.id)), None)
-        if named is None and sent in self._known:
-            return self._known[sent]
-        if named is None and self._open:
-            named = min(self._open, key=lambda call: (call.name != response.name, sent is not None and call.sent is not None))
-        if named is None:
-            return self._new_id(sent)
-        self._open.remove(named)
-        return named.id
+    def _by_id(self, sent: str | None) -> str | None:
+        if sent is None:
+            return None
+        named = (call for call in self._open if sent in (call.sent, call.id))
+        return self._take(next(named, None)) or self._known.get(sent)
+
+    def _take(self, call: _Open | None) -> str | None:
+        """The call's id; the call has its result now."""
+        if call is None:
+            return None
+        self._open.remove(call)
+        return call.id
+
+
+def _result(call_id: str, response: FunctionResponse, path: str) -> msgspec.Raw:
+    text = _result_text(response.response)
+    pieces = [messages.text_part(text)] if text else []
+    pieces += _pieces(listed(response.parts), f"{path}.functionResponse.parts")
+    return messages.tool_message(call_id, pieces)
 
 
 def _names(mark: Mark | None, calls: Sequence[FunctionCall]) -> bool:

@@ -129,7 +129,7 @@ class GenerationConfig(msgspec.Struct, rename="camel", omit_defaults=True):
     stop_sequences: list[str] | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | float | None = None
+    top_k: Int32 | float | None = None
     candidate_count: Int32 | None = None
     seed: Int32 | None = None
     presence_penalty: float | None = None
