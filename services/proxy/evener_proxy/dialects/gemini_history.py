@@ -1,7 +1,7 @@
 """Contents become chat messages: one reply is one assistant message, and each result follows the id of its call.
 
 What an agent leaves out (ids, signatures, empty parts) does not change the messages, as far as the rest of the history says
-it. The n-th content gives the same messages whatever comes after it. Called by `evener_proxy.dialects.gemini`.
+it. A history that goes on after a content of the user keeps its messages. Called by `evener_proxy.dialects.gemini`.
 """
 
 import base64
@@ -15,17 +15,17 @@ import msgspec
 from evener.engines.sampler import ToolCall
 from evener_proxy import messages
 from evener_proxy.dialects.gemini_marks import Mark, bare_id, read_mark, standard_base64
-from evener_proxy.dialects.gemini_wire import Content, FunctionCall, FunctionResponse, Media, Part, invalid, listed
+from evener_proxy.dialects.gemini_wire import Content, FunctionCall, FunctionResponse, Media, Part, invalid, listed, read_parts
 
 _encode = msgspec.json.Encoder().encode
 
 
-def system_messages(instruction: Content | list[Part | str] | str | None) -> list[msgspec.Raw]:
+def system_messages(instruction: Content | list[Any] | str | None) -> list[msgspec.Raw]:
     """The system message, if any."""
     if instruction is None:
         return []
-    content = instruction if isinstance(instruction, Content) else Content(parts=instruction)
-    pieces = _pieces(content.pieces(), "systemInstruction")
+    parts = instruction.parts if isinstance(instruction, Content) else instruction
+    pieces = _pieces(read_parts(parts, "systemInstruction"), "systemInstruction")
     return [messages.system_message(pieces)] if pieces else []
 
 
@@ -36,9 +36,9 @@ def chat_messages(contents: Iterable[Content | str]) -> list[msgspec.Raw]:
         content = Content(parts=each) if isinstance(each, str) else each
         path = f"contents[{index}]"
         if content.role == "model":
-            history.model(content.pieces(), path)
+            history.model(read_parts(content.parts, path), path)
         elif content.role in (None, "", "user", "function"):
-            history.user(content.pieces(), path)
+            history.user(read_parts(content.parts, path), path)
         else:
             raise invalid(f"{path}.role: please use a valid role: user, model; not {content.role!r}", f"{path}.role")
     return history.end()
@@ -86,7 +86,7 @@ class _Turn:
 
 @dataclass(frozen=True, slots=True)
 class _Open:
-    """A call of the last turn that has no result yet. ``sent``: the id that the agent gave, None where it gave none."""
+    """A call since the user's last content that has no result yet. ``sent``: the id that the agent gave, if any."""
 
     id: str
     sent: str | None
@@ -94,7 +94,11 @@ class _Open:
 
 
 class _History:
-    """Messages so far. ``_known``: the ids that calls have, by the ids that the agent gave."""
+    """Messages so far.
+
+    ``_open``: calls that wait for a result. ``_known``: the ids that calls have, by the ids that the agent gave. ``_used``:
+    all ids. ``_made``: how many of them are no agent's.
+    """
 
     def __init__(self) -> None:
         self._messages: list[msgspec.Raw] = []
@@ -102,7 +106,7 @@ class _History:
         self._open: list[_Open] = []
         self._known: dict[str, str] = {}
         self._used: set[str] = set()
-        self._calls = 0
+        self._made = 0
 
     def model(self, parts: Sequence[Part], path: str) -> None:
         """A content of the model."""
@@ -112,6 +116,8 @@ class _History:
         if self._turn is not None and turn.continues(self._turn):
             self._turn.extend(turn)
             return
+        if self._turn is None:
+            self._open = []
         self._close_turn()
         self._turn = turn
 
@@ -148,7 +154,6 @@ class _History:
         if turn is None:
             return
         signed = turn.mark.calls if turn.mark is not None and len(turn.mark.calls) == len(turn.calls) else None
-        self._open = []
         calls: list[ToolCall] = []
         for index, call in enumerate(turn.calls):
             sent = bare_id(call.id)
@@ -161,11 +166,11 @@ class _History:
         self._messages.append(messages.assistant_message(text or None, thoughts or None, calls))
 
     def _new_id(self, wanted: str | None) -> str:
-        """The id wanted, or one by the call's place where there is none or another call has it."""
+        """The id wanted, or one by its place where there is none or another call has it."""
         chosen = wanted
         while chosen is None or chosen in self._used:
-            chosen = f"call_{self._calls}"
-            self._calls += 1
+            chosen = f"call_{self._made}"
+            self._made += 1
         self._used.add(chosen)
         return chosen
 

@@ -14,6 +14,7 @@ from evener_proxy.canonical import CallError
 Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
 
 _OPAQUE = {"args", "response", "parameters", "parametersJsonSchema", "responseSchema", "responseJsonSchema"}
+_KINDS = {"text", "inlineData", "fileData", "functionCall", "functionResponse", "executableCode", "codeExecutionResult"}
 _underscored = re.compile(r"_([a-z0-9])")
 
 T = TypeVar("T")
@@ -82,14 +83,10 @@ class Part(Media, rename="camel"):
 
 
 class Content(msgspec.Struct):
-    """A message."""
+    """A message; `read_parts` reads its parts."""
 
     role: str | None = None
-    parts: list[Part | str] | Part | str | None = None
-
-    def pieces(self) -> list[Part]:
-        """The parts, whatever their form."""
-        return [Part(text=part) if isinstance(part, str) else part for part in listed(self.parts)]
+    parts: Any = None
 
 
 class FunctionDeclaration(msgspec.Struct, rename="camel"):
@@ -146,7 +143,7 @@ class Body(msgspec.Struct, rename="camel"):
     """A ``GenerateContentRequest``."""
 
     contents: list[Content | str] | Content | str | None = None
-    system_instruction: Content | list[Part | str] | str | None = None
+    system_instruction: Content | list[Any] | str | None = None
     tools: list[dict[str, Any]] | dict[str, Any] | None = None
     tool_config: ToolConfig | None = None
     generation_config: GenerationConfig | None = None
@@ -178,6 +175,11 @@ def convert(document: Any, kind: type[T], path: str = "$") -> T:
         raise invalid(message.replace("`$", f"`{path}") if "`$" in message else f"{message} - at `{path}`") from error
 
 
+def read_parts(parts: Any, path: str) -> list[Part]:
+    """The parts of the content at ``path``: a list of them, or one; a string is a text. Raises CallError 400."""
+    return [_part(each, f"{path}.parts[{index}]") for index, each in enumerate(listed(parts))]
+
+
 def invalid(message: str, param: str | None = None) -> CallError:
     """A request that Gemini would call INVALID_ARGUMENT."""
     return CallError(400, "invalid_request", message, param=param)
@@ -193,6 +195,17 @@ def listed(value: list[T] | T | None) -> list[T]:
 def camel(key: str) -> str:
     """``inline_data`` as ``inlineData``."""
     return _underscored.sub(lambda found: found[1].upper(), key) if "_" in key else key
+
+
+def _part(given: Any, path: str) -> Part:
+    """A part; of a kind that is not known the text is kept, if it has one."""
+    if isinstance(given, str):
+        return Part(text=given)
+    part = convert(given, Part, f"$.{path}")
+    if _KINDS.isdisjoint(given):
+        within = (cast("dict[str, Any]", value).get("text") for value in given.values() if isinstance(value, dict))
+        part.text = next((text for text in within if isinstance(text, str)), None)
+    return part
 
 
 def _spelled(value: Any) -> Any:

@@ -104,6 +104,13 @@ def test_golden_replies(case):
     assert chunks(stream)[-1]["usageMetadata"] == document["usageMetadata"]
 
 
+def test_a_late_error_is_the_bare_envelope_and_in_an_array_its_only_element():
+    error = CallError(503, "engine_unavailable", "gone", retry_after=5)
+    for target in (DOCUMENT, EVENTS):
+        assert dialect.late_error(parse({"contents": "hi"}, target), error) == dialect.error(error)
+    assert json.loads(dialect.late_error(parse({"contents": "hi"}, ARRAY), error)) == [json.loads(dialect.error(error))]
+
+
 @pytest.mark.parametrize(
     ("target", "name", "stream", "sse"),
     [
@@ -152,6 +159,12 @@ def test_a_late_result_follows_its_own_turn():
     assert [(message["tool_call_id"], message["content"]) for message in messages[-2:]] == [("x", "old"), ("y", "new")]
 
 
+def test_calls_in_contents_of_their_own_have_their_results():
+    messages = history(user(), model(call("a")), model(call("b")), user(result("a", "1")), user(result("b", "2")))
+    asked = [each["id"] for message in messages[1:3] for each in message["tool_calls"]]
+    assert asked == [message["tool_call_id"] for message in messages[3:]]
+
+
 def test_a_result_without_a_call_is_kept():
     messages = history(user(result("a", "1", id="x"), result("b", "2")))
     assert [message["content"] for message in messages] == ["1", "2"]
@@ -172,6 +185,14 @@ def test_contents_of_one_reply_are_one_message_and_others_stay_apart():
 @pytest.mark.parametrize("parts", [None, [], [{"text": ""}], {"text": ""}, "", [{}], [{"text": None}], [None]])
 def test_empty_contents_are_one_thing(parts):
     assert history({"role": "model", "parts": parts}, {"parts": parts}) == history({"role": "model"}, {"role": "user"})
+
+
+def test_the_text_of_unknown_parts_is_kept():
+    unknown = {"novelty": {"text": "new"}, "thoughtSignature": "c2lnbmVk"}
+    assert history(user({"text": "a"}, unknown, {"novelty": {}}), model(unknown)) == [
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "new"}]},
+        {"role": "assistant", "content": "new"},
+    ]
 
 
 def test_thinking_is_left_out_only_where_it_is_refused():
@@ -230,7 +251,8 @@ def test_constrained_decoding_is_named_and_passed_on(fields, constrained, sent):
         ({}, "contents"),
         ({"contents": []}, "contents"),
         ({"contents": [{"role": "assistant", "parts": []}]}, "contents[0].role"),
-        ({"contents": [{"parts": [{"text": 1}]}]}, "contents"),
+        ({"contents": [{}, {"parts": [{}, {"text": 1}]}]}, "$.contents[1].parts[1].text"),
+        ({"contents": [{"parts": 5}]}, "$.contents[0].parts[0]"),
         ({"contents": [{"parts": [{"functionCall": {"name": "a"}}]}]}, "contents[0].parts[0]"),
         ({"contents": [{"role": "model", "parts": [{"functionResponse": {}}]}]}, "contents[0].parts[0]"),
         ({"contents": [{"parts": {"inlineData": {"mimeType": "text/plain", "data": "x"}}}]}, "inlineData.data"),
@@ -307,6 +329,27 @@ def test_an_echoed_reply_is_the_canonical_message_again(answer, data):
     contents = [model(part) for part in parts] if split else [model(*parts)]
     messages = parse({"contents": [user({"text": "hi"}), *contents, user({"text": "go on"})]}).messages
     assert [bytes(message) for message in messages[1:-1]] == [expected]
+
+
+some_ids = st.none() | st.sampled_from(["x", "y", A, "a__" + A])
+some_parts = st.one_of(
+    st.builds(lambda text: {"text": text}, st.sampled_from(["", "hi"])),
+    st.builds(lambda name, given: call(name, id=given), st.sampled_from("ab"), some_ids),
+)
+some_results = st.builds(lambda name, given: result(name, "done", id=given), st.sampled_from("ab"), some_ids)
+some_contents = st.one_of(
+    st.builds(lambda parts: model(*parts), st.lists(some_parts, max_size=3)),
+    st.builds(lambda parts: user(*parts), st.lists(some_results | st.just({"text": "go on"}), max_size=3)),
+)
+
+
+@given(st.lists(some_contents, max_size=5), st.lists(some_contents, max_size=4))
+def test_a_history_that_goes_on_keeps_its_messages(before, after):
+    shorter = history(*before, user({"text": "hi"}))
+    longer = history(*before, user({"text": "hi"}), *after)
+    assert longer[: len(shorter)] == shorter
+    ids = [each["id"] for message in longer for each in message.get("tool_calls", [])]
+    assert len(set(ids)) == len(ids)
 
 
 @given(replies)
