@@ -19,6 +19,7 @@ from evener_proxy.canonical import CallError, CountingDialect, Dialect, ModelInf
 from evener_proxy.delivery import Delivery, Headers, Receive, Send, send_json
 from evener_proxy.dialects.anthropic import AnthropicDialect
 from evener_proxy.dialects.chat import ChatDialect
+from evener_proxy.dialects.gemini import GeminiDialect
 from evener_proxy.dialects.responses import ResponsesDialect
 from evener_proxy.metrics import Metrics
 from evener_proxy.sessions import Sessions
@@ -32,6 +33,7 @@ _RETRY_HEADERS = (b"x-stainless-retry-count",)  # how the SDKs of OpenAI and Ant
 _chat = ChatDialect()
 _anthropic = AnthropicDialect()
 _responses = ResponsesDialect()
+_gemini = GeminiDialect()
 
 
 def create_app(sessions: Sessions, delivery: Delivery, calls: Calls, metrics: Metrics) -> FastAPI:
@@ -44,7 +46,9 @@ def create_app(sessions: Sessions, delivery: Delivery, calls: Calls, metrics: Me
         ("/v1/messages/count_tokens", routes.counting(_anthropic), _always(_anthropic)),
         ("/v1/responses", routes.sampling(_responses), _always(_responses)),
         ("/v1/models", routes.models, dialect_of),
-        ("/v1/models/{model:path}", routes.models, dialect_of),
+        ("/v1/models/{model:path}", routes.model_methods(), dialect_of),
+        ("/v1beta/models", routes.models, dialect_of),
+        ("/v1beta/models/{model:path}", routes.model_methods(), dialect_of),
         ("/healthz", _healthz, dialect_of),
         ("/{path:path}", _unknown, dialect_of),
     ):
@@ -54,9 +58,14 @@ def create_app(sessions: Sessions, delivery: Delivery, calls: Calls, metrics: Me
 
 def dialect_of(scope: Scope) -> Dialect[Any]:
     """The dialect in which a caller of a shared or unknown path is answered: the path tells, else the headers."""
-    if scope["path"].startswith("/v1/messages"):
+    path: str = scope["path"]
+    if path.startswith("/v1beta/") or (path.startswith("/v1/models/") and scope["method"] == "POST"):
+        return _gemini
+    if path.startswith("/v1/messages"):
         return _anthropic
     names = {name for name, _ in scope["headers"]}
+    if b"x-goog-api-key" in names:
+        return _gemini
     return _anthropic if names & {b"anthropic-version", b"x-api-key"} else _chat
 
 
@@ -90,6 +99,22 @@ class _Routes:
             await send_json(send, 200, dialect.count(await self._calls.count(session, request)))
 
         return count
+
+    def model_methods(self) -> Endpoint:
+        """A model, and Gemini's methods, `:{method}` after its name, which may hold colons itself."""
+        sampling = self.sampling(_gemini)
+        methods = {
+            "generateContent": sampling,
+            "streamGenerateContent": sampling,
+            "countTokens": self.counting(_gemini),
+        }
+
+        async def call(scope: Scope, receive: Receive, send: Send) -> None:
+            method = scope["path"].rpartition(":")[2]
+            endpoint = self.models if scope["method"] == "GET" else methods.get(method, _unknown)
+            await endpoint(scope, receive, send)
+
+        return call
 
     async def models(self, scope: Scope, _: Receive, send: Send) -> None:
         """The list of models, or one model: a session has one."""
