@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 from urllib.parse import parse_qs
 
+import msgspec
 from fastapi import FastAPI
 from redis.exceptions import RedisError
 from starlette.routing import Route
@@ -57,7 +58,10 @@ def create_app(sessions: Sessions, delivery: Delivery, calls: Calls, metrics: Me
 
 
 def dialect_of(scope: Scope) -> Dialect[Any]:
-    """The dialect in which a caller of a shared or unknown path is answered: the path tells, else the headers."""
+    """The dialect in which a caller of a shared or unknown path is answered: the path tells, else the headers.
+
+    Where neither does, the body is looked at (`_unknown`), else it is Chat Completions.
+    """
     path: str = scope["path"]
     if path.startswith("/v1beta/") or (path.startswith("/v1/models/") and scope["method"] == "POST"):
         return _gemini
@@ -133,8 +137,29 @@ async def _healthz(scope: Scope, _: Receive, send: Send) -> None:
     await send_json(send, 200, b'{"status":"ok"}')
 
 
-async def _unknown(scope: Scope, _receive: Receive, _send: Send) -> None:
-    raise CallError(404, "not_found", f"no such route: {scope['method']} {scope['path']}")
+class _Unrouted(CallError):
+    """A path that is no route; the caller's dialect is guessed."""
+
+    def __init__(self, scope: Scope, dialect: Dialect[Any]) -> None:
+        super().__init__(404, "not_found", f"no such route: {scope['method']} {scope['path']}")
+        self.dialect = dialect
+
+
+async def _unknown(scope: Scope, receive: Receive, _send: Send) -> None:
+    dialect = dialect_of(scope)
+    if dialect is _chat and scope["method"] == "POST":
+        dialect = _dialect_of_body(await _read_body(receive))
+    raise _Unrouted(scope, dialect)
+
+
+def _dialect_of_body(body: bytes) -> Dialect[Any]:
+    try:
+        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw]).keys()
+    except msgspec.DecodeError:
+        return _chat
+    if "contents" in fields:
+        return _gemini
+    return _anthropic if "messages" in fields and fields & {"system", "anthropic_version"} else _chat
 
 
 class _Guarded:
@@ -146,11 +171,14 @@ class _Guarded:
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        dialect = self._choose(scope)
         try:
             await self._endpoint(scope, receive, send)
             return
         except CallError as raised:
             error = raised
+            if isinstance(raised, _Unrouted):
+                dialect = raised.dialect
         except RedisError as raised:
             _log.error("store_failed", path=scope["path"], error=str(raised))
             error = CallError(503, "capture_unavailable", "the capture store does not answer", retry_after=5)
@@ -160,7 +188,7 @@ class _Guarded:
             headers.append((b"retry-after", str(error.retry_after).encode()))
         if error.status == 405:
             headers.append((b"allow", (error.param or "").encode()))
-        await send_json(send, error.status, self._choose(scope).error(error), headers)
+        await send_json(send, error.status, dialect.error(error), headers)
 
 
 def _always(dialect: Dialect[Any]) -> Choose:

@@ -62,6 +62,28 @@ async def test_anything_else_is_an_error_in_the_dialect_and_leaves_no_call(proxy
     assert (await proxy.admin.seal(session)).sealed.aborted == 0
 
 
+@pytest.mark.parametrize(
+    ("path", "headers", "body", "marks"),
+    [
+        ("/v1/messages/batches", {}, {}, {"type"}),
+        ("/v1beta/models/x:embedContent", {}, {}, {"status"}),
+        ("/v2/anything", {"anthropic-version": "2023-06-01"}, {}, {"type"}),
+        ("/v2/anything", {"x-goog-api-key": "k"}, {}, {"status"}),
+        ("/", {}, {"contents": []}, {"status"}),
+        ("/", {}, {"messages": [], "system": "x"}, {"type"}),
+        ("/", {}, {"messages": []}, {"param"}),
+        ("/", {}, None, {"param"}),
+    ],
+)
+async def test_an_unknown_path_is_404_in_the_callers_dialect(proxy, path, headers, body, marks):
+    async with proxy.http.post(proxy.url + path, json=body, headers=headers) as response:
+        error = (await response.json())["error"]
+        assert response.status == 404
+    assert path in error["message"]
+    assert marks <= set(error)
+    assert ("param" in error) == (marks == {"param"})
+
+
 async def test_models_are_the_sessions_policy(proxy):
     session, key = await proxy.open(policy="tiny")
     headers = {"x-api-key": key}
