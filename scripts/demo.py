@@ -7,6 +7,7 @@ was lost and the pass rate rose with disjoint 95 % intervals (``--short``: when 
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -24,14 +25,14 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         file = _run_file(Path(folder), arguments.short, arguments.seed)
         command = [sys.executable, "-m", "evener.cli.main", "run", str(file), "--json"]
-        done = subprocess.run([*command, *(["--new"] if arguments.new else [])], stdout=subprocess.PIPE, text=True)
-    if not done.stdout:
-        return done.returncode or 1
-    run = json.loads(done.stdout)
+        code, output = _run([*command, *(["--new"] if arguments.new else [])])
+    if not output:
+        return code or 1
+    run = json.loads(output)
     report = _report(run)
     print("demo: " + " ".join(f"{name}={value}" for name, value in report.items()))
     if run["state"] != "done":
-        return done.returncode or 1
+        return code or 1
     (ROOT / ".out").mkdir(exist_ok=True)
     (ROOT / ".out" / "demo.json").write_text(json.dumps(report | {"pass1": run["pass1"]}, indent=2) + "\n")
     print("see one rollout, token by token:  .venv/bin/evener rollouts show latest --trace")
@@ -39,6 +40,15 @@ def main() -> int:
     print("once more from the start:         make demo DEMO=--new")
     better = _interval(run, first=False)[0] > _interval(run, first=True)[1]
     return 0 if report["lost"] == 0 and (better or arguments.short) else 1
+
+
+def _run(command: list[str]) -> tuple[int, str]:
+    """Exit code and output of a command, which is told to stop where we are."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: child.terminate())
+        output, _ = child.communicate()
+    return child.returncode, output
 
 
 def _arguments() -> argparse.Namespace:

@@ -41,7 +41,7 @@ SCHEMA = [
 ]
 FINAL = ("Done.", "All done.", "It is done.")
 LEARN, FADE = 450, 200  # steps that teach the right choices, and steps in which they fade to CAREFUL
-CAREFUL = 0.42  # how often the warm start's choice is the right one in the end; chance is 0.25
+CAREFUL = 0.32  # how often the warm start's choice is the right one in the end; chance is 0.25
 JOLT = 5e-3  # how far each weight may move before a tool call breaks
 READS = (0.8, 0.85)  # how often it reads the ticket before it writes: while it learns, and in the end
 LOOKS = 0.15  # how often it looks at the result before it ends
