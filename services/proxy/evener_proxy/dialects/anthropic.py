@@ -102,10 +102,7 @@ class AnthropicDialect:
     def error(self, error: CallError) -> bytes:
         """Anthropic's error envelope."""
         kind = _TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
-        message = error.message
-        if error.code == "context_length_exceeded":
-            message = "prompt is too long: " + message  # the words by which agents know that they must compact
-        return _encode({"type": "error", "error": {"type": kind, "message": message}, "request_id": None})
+        return _encode({"type": "error", "error": {"type": kind, "message": error.message}, "request_id": None})
 
     def model_list(self, model: ModelInfo) -> bytes:
         """A page of one."""

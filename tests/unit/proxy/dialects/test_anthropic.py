@@ -273,11 +273,6 @@ def test_arguments_that_are_no_object_are_held_by_one(arguments, given):
     assert accumulated(dialect.render(parse(request | {"stream": True}), sampled)) == document
 
 
-def test_a_full_context_says_it_in_the_vendors_words():
-    error = json.loads(dialect.error(CallError(400, "context_length_exceeded", "This model's maximum ...")))["error"]
-    assert error == {"type": "invalid_request_error", "message": "prompt is too long: This model's maximum ..."}
-
-
 _json = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),

@@ -187,7 +187,7 @@ async def test_models(proxy, engine):
 
 
 async def test_errors_have_googles_words(proxy, engine):
-    _, key = await proxy.open(budget=Budget(calls=1))
+    session, key = await proxy.open(budget=Budget(calls=1))
     google = client(proxy, key)
     forced = types.GenerateContentConfig(response_mime_type="application/json")
     for code, status, asked in (
@@ -204,6 +204,9 @@ async def test_errors_have_googles_words(proxy, engine):
     with pytest.raises(errors.ClientError, match="bad tool"):
         await google.aio.models.generate_content(model="tiny", contents="hi")
     await google.aio.models.generate_content(model="tiny", contents="hi")
+    last = await google.aio.models.generate_content(model="tiny", contents="hi")
+    assert last.text.startswith("[evener] ")
+    await proxy.admin.seal(session)
     with pytest.raises(errors.ClientError) as raised:
         await google.aio.models.generate_content(model="tiny", contents="hi")
     assert (raised.value.code, raised.value.status) == (403, "PERMISSION_DENIED")

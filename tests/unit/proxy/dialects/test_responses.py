@@ -366,8 +366,7 @@ def test_a_response_repeats_the_request_on_one_line():
         (503, "engine_unavailable", "server_error"),
         (429, "busy", "rate_limit_exceeded"),
         (400, "invalid_request", "invalid_prompt"),
-        (400, "context_length_exceeded", "context_length_exceeded"),
-        (403, "budget_spent", "budget_spent"),
+        (403, "session_sealed", "session_sealed"),
     ],
 )
 def test_a_late_error_ends_both_forms(status, code, told):
