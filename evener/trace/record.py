@@ -7,6 +7,8 @@ completion of call number ``base``, then the suffix; base 0 means that nothing i
 the call, so that decoding in order of number always finds it. Written by the proxy, read when a trace is archived.
 """
 
+import json
+import math
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -148,7 +150,7 @@ def decode(data: bytes, tokens: Mapping[int, Ids], delivered: Delivered = "unkno
         versions=np.repeat(runs[:, 0], runs[:, 1]),
         version_dispatch=meta.version_dispatch,
         version_completion=meta.version_completion,
-        request=msgspec.json.decode(meta.request, type=dict[str, Any]),
+        request=_document(meta.request),
         reply=msgspec.json.decode(meta.reply, type=dict[str, Any]),
         dialect=meta.dialect,
         started=meta.started,
@@ -179,6 +181,14 @@ def decode_all(stored: Mapping[int, bytes], delivered: Mapping[int, Delivered]) 
 def int32(values: Iterable[int]) -> Ids:
     """An int32 array of ``values``."""
     return np.fromiter(values, np.int32)
+
+
+def _document(text: bytes) -> dict[str, Any]:
+    """A request as it was sent. A number that no float holds, which JSON allows and databases do not, stays the text it is."""
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.DecodeError:
+        return json.loads(text, parse_float=lambda number: number if math.isinf(float(number)) else float(number))
 
 
 def _runs(versions: Ids) -> Ids:

@@ -126,7 +126,7 @@ class World:
         self.log.append(f"heartbeat {session}")
         if self.action == "refuse":
             return web.json_response({"detail": "lost"}, status=409)
-        return web.Response(body=msgspec.json.encode(Heartbeat(lease_s=2.0, action=self.action)))
+        return web.Response(body=msgspec.json.encode(Heartbeat(lease_s=0.6, action=self.action)))
 
     async def chat(self, request):
         session = request.headers["Authorization"].removeprefix("Bearer sk-evener-")

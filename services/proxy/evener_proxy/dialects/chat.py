@@ -6,7 +6,7 @@ both forms say the same.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -18,6 +18,7 @@ _FINISH = {"stop", "length", "tool_calls", "content_filter"}
 
 # A union of Raw and None is not a type that msgspec decodes, so that what is absent is an empty Raw.
 _ABSENT = msgspec.Raw()
+_Int = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]  # what databases hold
 
 
 class _StreamOptions(msgspec.Struct):
@@ -34,18 +35,18 @@ class _Body(msgspec.Struct):
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
     stop: str | list[str] | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
+    max_tokens: _Int | None = None
+    max_completion_tokens: _Int | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
+    top_k: _Int | None = None
     min_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
-    n: int | None = None
-    seed: int | None = None
+    n: _Int | None = None
+    seed: _Int | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -94,10 +95,14 @@ class ChatDialect:
         """Decode a request. Raises CallError 400 that names the field."""
         try:
             asked = _body.decode(body)
+            if not body.isascii():
+                body.decode()  # what is passed on as it is, nobody has looked into
             messages, systems = _messages(asked.messages)
             constrained = _constrained(asked)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise CallError(400, "invalid_request", str(error)) from error
+        except RecursionError as error:
+            raise CallError(400, "invalid_request", "the body is nested too deeply") from error
         return ChatRequest(
             model=asked.model,
             messages=messages,

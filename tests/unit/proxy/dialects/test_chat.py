@@ -1,0 +1,104 @@
+"""Chat Completions: what is passed on as it is can always be passed on, recorded and read again."""
+
+import json
+import random
+
+import msgspec
+import numpy as np
+import pytest
+
+from evener.engines.sampler import ToolCall
+from evener.trace.record import decode, encode
+from evener_proxy.canonical import CallError, Reply
+from evener_proxy.dialects.chat import ChatDialect
+from tests.unit.proxy.dialects.mutation import mutated
+from tests.unit.trace.test_record import make
+
+DIALECT = ChatDialect()
+CALL = {"id": "call_1", "type": "function", "function": {"name": "bash", "arguments": '{"command": "ls"}'}}
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+BODY = {
+    "model": "tiny",
+    "messages": [
+        {"role": "developer", "content": "be terse"},
+        {"role": "user", "content": [{"type": "text", "text": "look"}, IMAGE]},
+        {"role": "assistant", "content": None, "reasoning_content": "hm", "tool_calls": [CALL, CALL | {"id": "call_2"}]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "a\nb"},
+        {"role": "tool", "tool_call_id": "call_2", "content": ""},
+        {"role": "system", "content": "in the middle"},
+        {"role": "user", "content": "text 1.5"},
+    ],
+    "tools": [{"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}],
+    "temperature": 0.5,
+    "seed": 7,
+    "stop": ["x"],
+    "max_tokens": 99,
+    "stream": True,
+    "stream_options": {"include_usage": True},
+    "logit_bias": {"5": -1},
+}
+REPLY = Reply(
+    id="0" * 24,
+    created=1,
+    content="hi",
+    reasoning="hm",
+    tool_calls=[ToolCall("call_1", "bash", '{"command": "l')],
+    finish_reason="tool_calls",
+    stop_reason=None,
+    prompt_tokens=3,
+    completion_tokens=2,
+)
+
+
+def recorded(**request):
+    """A request as its record gives it back."""
+    tokens = np.zeros(1, np.int32)
+    return decode(encode(make(1, tokens, tokens, request=request)), {}).request
+
+
+def messages(request):
+    return [json.loads(bytes(message)) for message in request.messages]
+
+
+def test_messages_keep_their_place_and_thinking_its_name():
+    request = DIALECT.parse(json.dumps(BODY).encode(), "")
+    given = json.loads(json.dumps(BODY["messages"]))
+    given[0]["role"] = "system"
+    given[2]["reasoning"] = given[2].pop("reasoning_content")
+    assert messages(request) == given
+    assert request.systems == 1
+
+
+def test_thinking_goes_out_and_comes_back():
+    for stream in (False, True):
+        request = DIALECT.parse(json.dumps(BODY | {"stream": stream}).encode(), "")
+        assert b'"reasoning_content":"hm"' in DIALECT.render(request, REPLY)
+
+
+@pytest.mark.parametrize("wrong", [b'{"messages":[{"role":"user","content":"\xff"}]}', b'{"messages":[{"role":' + b"[" * 5000])
+def test_what_nobody_could_read_is_refused(wrong):
+    with pytest.raises(CallError) as error:
+        DIALECT.parse(wrong, "")
+    assert error.value.status == 400
+
+
+def test_a_number_that_no_float_holds_is_recorded_as_its_text():
+    request = DIALECT.parse(b'{"messages":[{"role":"user","content":1e999,"x":[2.5]}]}', "")
+    assert recorded(messages=request.messages)["messages"] == [{"role": "user", "content": "1e999", "x": [2.5]}]
+
+
+def test_ten_thousand_mutated_bodies():
+    rng = random.Random(5)
+    body, parsed, refused = json.dumps(BODY).encode(), 0, []
+    for _ in range(10_000):
+        try:
+            request = DIALECT.parse(mutated(body, rng), "")
+        except CallError as error:
+            refused.append((error.status, json.loads(DIALECT.error(error))["error"]["type"]))
+            continue
+        parsed += 1
+        told = {"messages": request.messages, "tools": request.tools or msgspec.Raw(b"null"), "asked": request.asked}
+        assert recorded(**told).keys() == told.keys()
+        assert DIALECT.render(request, REPLY)
+    assert parsed > 1000
+    assert set(refused) == {(400, "invalid_request_error")}
