@@ -241,7 +241,7 @@ def main() -> None:
     parser.add_argument("--policy", type=Path, default=HERE / "tiny-policy")
     for name, default in (
         ("seed", 0),
-        ("steps", 15),
+        ("steps", 18),
         ("groups", 4),
         ("size", 4),
         ("warmup", 3),
