@@ -23,9 +23,13 @@ class EngineUnavailable(Exception):
 
 
 class EngineRefused(Exception):
-    """The engine found the request wrong (4xx): sent again it would be refused again."""
+    """The engine found the request wrong (4xx): sent again it would be refused again.
 
-    def __init__(self, status: int, message: str, param: str | None) -> None:
+    ``told``: the message is the engine's own about the request, and not some text between it and us.
+    """
+
+    def __init__(self, status: int, message: str, param: str | None, *, told: bool = True) -> None:
+        self.told = told
         self.status = status
         self.message = message
         self.param = param
@@ -52,12 +56,33 @@ class SampleRequest(msgspec.Struct, omit_defaults=True, kw_only=True):
     response_format: msgspec.Raw | None = None
     stop: list[str] | None = None
     max_tokens: int | None = None
-    # No default: omit_defaults must not leave them to the engine.
+    # No default: omit_defaults must not leave them to the engine, which may take a model's own (generation_config.json).
     temperature: float
     top_p: float
     top_k: int
+    min_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
     logprobs: bool
     return_token_ids: bool
+
+
+def neutral_request(model: str, messages: Sequence[msgspec.Raw], temperature: float) -> SampleRequest:
+    """A request that samples from the policy's own distribution, but for its temperature, and returns the tokens."""
+    return SampleRequest(
+        model=model,
+        messages=messages,
+        temperature=temperature,
+        top_p=1.0,
+        top_k=-1,
+        min_p=0.0,
+        presence_penalty=0.0,
+        frequency_penalty=0.0,
+        repetition_penalty=1.0,
+        logprobs=True,
+        return_token_ids=True,
+    )
 
 
 class ToolCall(msgspec.Struct, frozen=True):
@@ -276,16 +301,8 @@ class VllmSampler:
 
     async def probe(self, model: str) -> Level:
         """Sample one token of a fixed prompt. What an engine then refuses to be asked, it is not asked again."""
-        request = SampleRequest(
-            model=model,
-            messages=[msgspec.Raw(b'{"role":"user","content":"."}')],
-            max_tokens=1,
-            temperature=1.0,
-            top_p=1.0,
-            top_k=-1,
-            logprobs=True,
-            return_token_ids=True,
-        )
+        request = neutral_request(model, [msgspec.Raw(b'{"role":"user","content":"."}')], temperature=1.0)
+        request.max_tokens = 1
         try:
             return (await self.sample(request)).level
         except EngineRefused as error:
@@ -423,5 +440,5 @@ def _refused(status: int, content: bytes) -> EngineRefused:
     try:
         error = msgspec.json.decode(content, type=_Error).error
     except msgspec.DecodeError:
-        return EngineRefused(status, content[:300].decode(errors="replace"), None)
+        return EngineRefused(status, content[:300].decode(errors="replace"), None, told=False)
     return EngineRefused(status, error.message, error.param)

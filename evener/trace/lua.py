@@ -46,7 +46,7 @@ if v[9] and not v[8] then
   local f = redis.call('HMGET', KEYS[1], 'mark:' .. before, 'call:' .. id)
   if redis.call('HEXISTS', KEYS[1], 'record:' .. before) == 1 then
     if ARGV[8] == '1' or f[1] == 'no' then return {'stored', before} end
-  elseif ARGV[8] == '1' and f[2] then return {'busy'} end
+  elseif ARGV[8] == '1' and f[2] and ARGV[6] ~= '1' then return {'busy'} end
 end
 local number, grant
 if v[8] then
@@ -63,9 +63,10 @@ else
     redis.call('HSET', KEYS[1], 'spent', spent)
     return {spent}
   end
-  if committed + flight >= calls or sampled + reserved >= tokens then return {'busy'} end
+  local asked, left = tonumber(ARGV[3]), tokens - sampled - reserved
+  if committed + flight >= calls or left < math.min(asked, tokens - sampled) then return {'busy'} end
   number = string.format('%d', tonumber(v[2] or 0) + 1)
-  grant = string.format('%d', math.min(tonumber(ARGV[3]), tokens - sampled - reserved))
+  grant = string.format('%d', math.min(asked, left))
   redis.call('HSET', KEYS[1], 'number', number, 'flight', flight + 1, 'reserved', string.format('%d', reserved + grant),
     call, number .. ' ' .. grant .. ' ' .. ARGV[2], body, number .. ' ' .. ARGV[1])
 end

@@ -107,6 +107,11 @@ class TraceStore:
         found = await self._lane.run(lua.BY_KEY, [lua.KEY_PREFIX + key_hash], ())
         return OpenedSession(_spec.decode(found[0]), float(found[1])) if found else None
 
+    async def state(self, session_id: str) -> Literal["open", "sealed"] | None:
+        """None where there is no such session, or it was deleted."""
+        state = cast("bytes | None", await cast("Any", self._redis.hget(_key(session_id), "state")))
+        return cast("Literal['open', 'sealed']", state.decode()) if state in (b"open", b"sealed") else None
+
     async def intent(
         self,
         session: OpenedSession,

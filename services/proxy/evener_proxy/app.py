@@ -30,6 +30,7 @@ Scope = MutableMapping[str, Any]
 Endpoint = Callable[[Scope, Receive, Send], Awaitable[None]]
 Choose = Callable[[Scope], Dialect[Any]]
 _log = log.get("proxy")
+_GUESS_BYTES = 1 << 16
 _RETRY_HEADERS = (b"x-stainless-retry-count",)  # how the SDKs of OpenAI and Anthropic count their retries
 _chat = ChatDialect()
 _anthropic = AnthropicDialect()
@@ -86,7 +87,7 @@ class _Routes:
 
         async def sample(scope: Scope, receive: Receive, send: Send) -> None:
             _require(scope, "POST")
-            session = await self._sessions.find(_key(scope))
+            session = await self._sessions.find(_keys(scope))
             body = await _read_body(receive)
             request = dialect.parse(body, _target(scope))
             await self._delivery.answer(session, request, dialect, _sending(scope, body), receive, send)
@@ -98,7 +99,7 @@ class _Routes:
 
         async def count(scope: Scope, receive: Receive, send: Send) -> None:
             _require(scope, "POST")
-            session = await self._sessions.find(_key(scope), cached=False)
+            session = await self._sessions.find_open(_keys(scope))
             request = dialect.parse_count(await _read_body(receive), _target(scope))
             await send_json(send, 200, dialect.count(await self._calls.count(session, request)))
 
@@ -124,7 +125,7 @@ class _Routes:
         """The list of models, or one model: a session has one."""
         _require(scope, "GET")
         dialect = dialect_of(scope)
-        session = await self._sessions.find(_key(scope), cached=False)
+        session = await self._sessions.find_open(_keys(scope))
         model = ModelInfo(session.spec.policy, self._calls.window(session), session.opened)
         asked = scope["path"].partition("/models")[2].strip("/")
         if asked not in ("", model.name):
@@ -148,14 +149,14 @@ class _Unrouted(CallError):
 async def _unknown(scope: Scope, receive: Receive, _send: Send) -> None:
     dialect = dialect_of(scope)
     if dialect is _chat and scope["method"] == "POST":
-        dialect = _dialect_of_body(await _read_body(receive))
+        dialect = _dialect_of_body(await _read_body(receive, limit=_GUESS_BYTES))
     raise _Unrouted(scope, dialect)
 
 
 def _dialect_of_body(body: bytes) -> Dialect[Any]:
     try:
         fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw]).keys()
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return _chat
     if "contents" in fields:
         return _gemini
@@ -211,20 +212,20 @@ def _target(scope: Scope) -> str:
     return f"{scope['path']}?{query}" if query else scope["path"]
 
 
-def _key(scope: Scope) -> str | None:
-    """The key, wherever the clients of the four dialects put it."""
+def _keys(scope: Scope) -> list[str]:
+    """The keys that are given, wherever the clients of the four dialects put them; some send a dummy beside the real one."""
+    found: list[str] = []
     for name, value in scope["headers"]:
         if name == b"authorization" and value[:7].lower() == b"bearer ":
-            return value[7:].strip().decode("latin-1")
-        if name in (b"x-api-key", b"x-goog-api-key"):
-            return value.decode("latin-1")
+            found.append(value[7:].strip().decode("latin-1"))
+        elif name in (b"x-api-key", b"x-goog-api-key"):
+            found.append(value.strip().decode("latin-1"))
     if scope["query_string"]:
-        found = parse_qs(scope["query_string"].decode("latin-1")).get("key")
-        return found[0] if found else None
-    return None
+        found += parse_qs(scope["query_string"].decode("latin-1")).get("key", [])
+    return [key for key in found if key]
 
 
-async def _read_body(receive: Receive) -> bytes:
+async def _read_body(receive: Receive, *, limit: int = MAX_BODY) -> bytes:
     """The whole body. Raises CallError 413."""
     chunks: list[bytes] = []
     size = 0
@@ -234,8 +235,8 @@ async def _read_body(receive: Receive) -> bytes:
             raise CallError(400, "invalid_request", "the client left before the request was whole")
         chunk = message.get("body", b"")
         size += len(chunk)
-        if size > MAX_BODY:
-            raise CallError(413, "request_too_large", f"the request is larger than {MAX_BODY} bytes")
+        if size > limit:
+            raise CallError(413, "request_too_large", f"the request is larger than {limit} bytes")
         chunks.append(chunk)
         if not message.get("more_body"):
             return chunks[0] if len(chunks) == 1 else b"".join(chunks)

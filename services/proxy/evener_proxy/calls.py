@@ -16,7 +16,7 @@ import numpy as np
 from redis.exceptions import RedisError
 
 from evener import log
-from evener.engines.sampler import EngineRefused, EngineStatus, EngineUnavailable, Sample, SampleRequest
+from evener.engines.sampler import EngineRefused, EngineStatus, EngineUnavailable, Sample, SampleRequest, neutral_request
 from evener.errors import InfraError
 from evener.ids import new_id
 from evener.trace.prefix import Head, find_base, find_messages_base, message_digests, prefix_digests
@@ -96,7 +96,8 @@ class Calls:
             return await self._commit(call, intent, asked)
         except RedisError as error:
             _log.error("store_failed", session_id=spec.session_id, call_id=call.id, error=str(error))
-            raise CallError(503, "capture_unavailable", "the capture store does not answer", retry_after=5) from error
+            await self._release(call)  # of a commit that did land there is nothing to release
+            raise _uncaptured() from error
         except Fault as fault:
             await self._release(call, fault=fault)
             raise fault.error from fault
@@ -120,7 +121,8 @@ class Calls:
         except InfraError as error:
             raise _engine_fault(error.cause, error.detail).error from error
         except EngineRefused as error:
-            raise CallError(400, "invalid_request", error.message, param=error.param) from error
+            message = error.message if error.told else "the inference engine refused the request"
+            raise CallError(400, "invalid_request", message, param=error.param) from error
 
     def window(self, session: OpenedSession) -> int | None:
         """Tokens that prompt and completion of one call may have together; None where nothing says."""
@@ -201,7 +203,7 @@ class Calls:
             raise InfraError("engine_level", f"{engine.sampler.name} answered without token ids or log-probabilities")
         completed = await _completed_version(engine, sample, spec.version)
         _check_version(spec.version, sample, status, completed)
-        used = {"temperature": body.temperature, "top_p": 1.0, "top_k": -1, "n": 1, "max_tokens": body.max_tokens}
+        used = {"temperature": body.temperature, "top_p": body.top_p, "top_k": body.top_k, "max_tokens": body.max_tokens}
         return _Asked(sample, engine, used | {"stop": request.stop}, status.version, completed)
 
     async def _pick(self, call: "_Call") -> tuple[Engine, EngineStatus]:
@@ -232,7 +234,7 @@ class Calls:
         return Answered(intent.number, reply)
 
     async def _release(self, call: "_Call", *, fault: Fault | None = None, spent: BudgetSpent | None = None) -> None:
-        """Give the reservation back. A failure here is not the agent's: the seal ends what is left over."""
+        """Give the reservation back. A failure here is not the agent's: it is tried again, and the seal ends what is left."""
         try:
             await self._store.release(
                 call.session.spec.session_id,
@@ -244,6 +246,7 @@ class Calls:
             )
         except RedisError as error:
             _log.error("release_failed", call_id=call.id, error=str(error))
+            self._sessions.owe_release(call.session.spec.session_id, call.id)
 
 
 class _Call:
@@ -269,20 +272,13 @@ class _Call:
 
 def _to_sample(request: CallRequest, model: str, temperature: float) -> SampleRequest:
     """What the engine is asked: the sampling is the session's, whatever the agent wished."""
-    return SampleRequest(
-        model=model,
-        messages=request.messages,
-        tools=request.tools,
-        tool_choice=request.tool_choice,
-        parallel_tool_calls=request.parallel_tool_calls,
-        response_format=request.response_format,
-        stop=request.stop,
-        temperature=temperature,
-        top_p=1.0,
-        top_k=-1,
-        logprobs=True,
-        return_token_ids=True,
-    )
+    body = neutral_request(model, request.messages, temperature)
+    body.tools = request.tools
+    body.tool_choice = request.tool_choice
+    body.parallel_tool_calls = request.parallel_tool_calls
+    body.response_format = request.response_format
+    body.stop = request.stop
+    return body
 
 
 def _to_commit(call: _Call, intent: Intent, asked: _Asked, reply: Reply) -> Commit:
@@ -375,16 +371,23 @@ def _request_fault(error: EngineRefused) -> Fault | Spent:
     if error.context_full:
         return Spent("context")
     if error.status in (400, 422):
-        return Fault(CallError(400, "invalid_request", error.message, param=error.param))
+        message = error.message if error.told else "the inference engine refused the request"
+        return Fault(CallError(400, "invalid_request", message, param=error.param), detail=error.message)
     return _engine_fault("engine_error", str(error))
 
 
 def _refusal(refused: Refused) -> Fault | Spent:
     if refused.reason == "gone":
         return Fault(unknown_key())
-    if refused.reason in ("sealed", "released", "busy"):
+    if refused.reason == "sealed":
         return Fault(sealed_session())
+    if refused.reason in ("released", "busy"):  # this replica was silent for longer than its lease, and another gave it up
+        return Fault(_uncaptured())
     return Spent(refused.reason)
+
+
+def _uncaptured() -> CallError:
+    return CallError(503, "capture_unavailable", "the capture store does not answer", retry_after=5)
 
 
 def _digest(text: msgspec.Raw) -> str:

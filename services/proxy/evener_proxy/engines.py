@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from evener.trace.record import Level
 
 POLL_S = 1.0
+PROBE_S = 60.0
 TEXT_POLL_S = 30.0  # what gives no tokens has no versions to follow, and may count our requests
 _log = log.get("proxy")
 
@@ -52,9 +53,10 @@ class Engine:
             try:
                 status = await self.refresh()
                 if self.level is None:
-                    self.level = await self.sampler.probe(status.model)
+                    async with asyncio.timeout(PROBE_S):
+                        self.level = await self.sampler.probe(status.model)
                     _log.info("engine", url=self.sampler.name, model=status.model, level=self.level)
-            except (EngineUnavailable, EngineRefused, InfraError) as error:
+            except (EngineUnavailable, EngineRefused, InfraError, TimeoutError) as error:
                 _log.debug("engine_status", url=self.sampler.name, problem=str(error))
             await asyncio.sleep(TEXT_POLL_S if self.level == "text" and self.problem is None else POLL_S)
 

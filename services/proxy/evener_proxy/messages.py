@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from evener.engines.sampler import ToolCall
+from evener_proxy.canonical import CallError
 
 Part = dict[str, Any]
 """A content part of a chat message: ``text_part`` or ``image_part``."""
@@ -21,9 +22,21 @@ def text_part(text: str) -> Part:
     return {"type": "text", "text": text}
 
 
-def image_part(url: str) -> Part:
-    """An image by its URL, or by a data URL."""
-    return {"type": "image_url", "image_url": {"url": url}}
+def image_part(url: str, where: str) -> Part:
+    """An image as a data URL. Raises CallError 400 that names ``where`` for any other."""
+    return {"type": "image_url", "image_url": {"url": inline(url, where)}}
+
+
+def inline(url: str, where: str) -> str:
+    """A data URL. Raises CallError 400 for what an engine would have to fetch: an agent reaches the proxy and nothing else."""
+    if not url.startswith("data:"):
+        raise CallError(400, "invalid_request", f"{where}: media come inline, as data URLs", param=where)
+    return url
+
+
+def unshown(kind: str) -> Part:
+    """What stands for media that no chat message can hold: an agent would take silence for an empty file."""
+    return text_part(f"[{kind or 'file'}: not shown, the model reads text and images]")
 
 
 def system_message(parts: Sequence[Part]) -> msgspec.Raw:

@@ -72,6 +72,7 @@ async def serve(
         try:
             await _run([(agent_side, agents), (admin_side, admins)], watchers, stop, ready)
         finally:
+            await sessions.end()
             await asyncio.gather(*(sampler.close() for sampler in samplers))
             _log.info("stopped", calls=metrics.calls, sampled_tokens=metrics.sampled_tokens, in_flight=metrics.in_flight)
 

@@ -7,6 +7,7 @@ Holds the calls in flight of this replica, the lease that proves it alive, and a
 import asyncio
 import hashlib
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -55,6 +56,7 @@ class Sessions:
         self.flights: set[Flight] = set()
         self._specs: dict[str, OpenedSession] = {}
         self._marks: list[Mark] = []
+        self._owed: set[tuple[str, str]] = set()
         self._marked = asyncio.Event()
 
     async def open(self, spec: SessionSpec) -> str:
@@ -63,16 +65,30 @@ class Sessions:
         await self.store.open(spec, hash_key(key))
         return key
 
-    async def find(self, key: str | None, *, cached: bool = True) -> OpenedSession:
-        """The session of a key; ``cached``: it may have been deleted since. Raises CallError 401."""
-        if not key:
+    async def find(self, keys: Sequence[str]) -> OpenedSession:
+        """The session of the first key that has one; it may have been sealed or deleted since. Raises CallError 401."""
+        if not keys:
             raise CallError(401, "invalid_api_key", "no API key was given")
-        hashed = hash_key(key)
-        session = self._specs.get(hashed) if cached else None
-        if session is None:
-            session = await self.store.by_key(hashed)
-            if session is None:
-                raise unknown_key()
+        for key in keys:
+            hashed = hash_key(key)
+            session = self._specs.get(hashed) or await self._load(hashed)
+            if session is not None:
+                return session
+        raise unknown_key()
+
+    async def find_open(self, keys: Sequence[str]) -> OpenedSession:
+        """Like `find`, for what makes no call, whose intent would ask. Raises CallError 401 and 403."""
+        session = await self.find(keys)
+        state = await self.store.state(session.spec.session_id)
+        if state is None:
+            raise unknown_key()
+        if state != "open":
+            raise sealed_session()
+        return session
+
+    async def _load(self, hashed: str) -> OpenedSession | None:
+        session = await self.store.by_key(hashed)
+        if session is not None:
             if len(self._specs) >= _CACHED:
                 del self._specs[next(iter(self._specs))]
             self._specs[hashed] = session
@@ -102,14 +118,21 @@ class Sessions:
         self._marks.append(mark)
         self._marked.set()
 
+    def owe_release(self, session_id: str, call_id: str) -> None:
+        """A call could not be released: while this replica lives it would hold its budget, so that it is tried again."""
+        self._owed.add((session_id, call_id))
+
     async def watch(self) -> None:
-        """Prolong the lease and abort the calls of sessions that are no longer open, for ever."""
+        """Prolong the lease, release what is owed and abort the calls of sessions that are no longer open, for ever."""
         while True:
             try:
                 ended = await self.store.beat(
                     self.replica, lease_s=LEASE_S, sessions={flight.session_id for flight in self.flights}
                 )
                 self._cut(ended)
+                for owed in tuple(self._owed):
+                    await self.store.release(*owed)
+                    self._owed.discard(owed)
             except RedisError as error:
                 _log.error("beat_failed", error=str(error))
             await asyncio.sleep(BEAT_S)
@@ -133,12 +156,25 @@ class Sessions:
                 await self._flush()
             except RedisError as error:
                 _log.error("marks_failed", error=str(error))
+                await asyncio.sleep(BEAT_S)
+
+    async def end(self) -> None:
+        """Write what is left, when no call is in flight any more."""
+        try:
+            await self._flush()
+        except RedisError as error:
+            _log.error("marks_failed", error=str(error))
 
     async def _flush(self) -> None:
         marks, self._marks = self._marks, []
         self._marked.clear()
-        if marks:
-            await self.store.mark(marks)
+        try:
+            if marks:
+                await self.store.mark(marks)
+        except RedisError:
+            self._marks = marks + self._marks
+            self._marked.set()
+            raise
 
     def _cut(self, sessions: set[str]) -> None:
         for flight in tuple(self.flights):

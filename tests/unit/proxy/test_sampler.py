@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 from pydantic import SecretStr
 
-from evener.engines.sampler import EngineRefused, EngineUnavailable, SampleRequest, VllmSampler, parse_reply
+from evener.engines.sampler import EngineRefused, EngineUnavailable, SampleRequest, VllmSampler, neutral_request, parse_reply
 from evener.errors import InfraError
 from tests.unit.proxy.stub import StubEngine, eventually, fails, free_port, running_proxy
 
@@ -95,9 +95,8 @@ def test_a_malformed_reply_is_an_engine_fault(body):
     assert error.value.cause == "engine_error"
 
 
-def request(**fields) -> SampleRequest:
-    sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "logprobs": True, "return_token_ids": True}
-    return SampleRequest(model="served", messages=[], **(sampling | fields))
+def request() -> SampleRequest:
+    return neutral_request("served", [], 1.0)
 
 
 @pytest.fixture

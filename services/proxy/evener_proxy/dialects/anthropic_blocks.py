@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any, TypeGuard
 
 from evener_proxy.canonical import CallError
-from evener_proxy.messages import Part, image_part, text_part
+from evener_proxy.messages import Part, image_part, text_part, unshown
 
 Block = dict[str, Any]
 
@@ -78,11 +78,11 @@ def _image(source: object, path: str) -> list[Part]:
     match source.get("type"):
         case "base64":
             kind, data = text_field(source, "media_type", path), text_field(source, "data", path)
-            return [image_part(f"data:{kind};base64,{data}")]
+            return [image_part(f"data:{kind};base64,{data}", path)]
         case "url":
-            return [image_part(text_field(source, "url", path))]
+            return [image_part(text_field(source, "url", path), path)]
         case _:
-            return []
+            return [unshown("image")]
 
 
 def _document(source: object, path: str) -> list[Part]:
@@ -95,7 +95,7 @@ def _document(source: object, path: str) -> list[Part]:
         case "content":
             return parts_of(source.get("content"), f"{path}.content")
         case _:
-            return []
+            return [unshown(text_field(source, "media_type", path) or "document")]
 
 
 def _unknown(block: Block, path: str) -> list[Part]:

@@ -62,7 +62,8 @@ class _History:
 
     def system(self, content: object, path: str) -> None:
         self.close_turn()
-        self.messages.append(system_message(_instructions(content, path)))
+        if parts := _instructions(content, path):
+            self.messages.append(system_message(parts))
 
     def user(self, content: object, path: str) -> None:
         """Text and images between results are messages of their own, in their place."""
@@ -88,8 +89,12 @@ class _History:
                     self._calls.append(self._call(block, at))
                 case "thinking":
                     self._thoughts.append(text_field(block, "thinking", at))
+                case "text" | None:
+                    self._texts.append(text_field(block, "text", at))
+                case _ if isinstance(block.get("text"), str):
+                    self._texts.append(text_field(block, "text", at))
                 case _:
-                    self._texts += [part["text"] for part in block_parts(block, at) if part["type"] == "text"]
+                    pass  # what a tool of the vendor answered is not the model's
 
     def close_turn(self) -> None:
         """What follows is not the assistant's."""

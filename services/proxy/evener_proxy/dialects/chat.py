@@ -12,6 +12,7 @@ import msgspec
 
 from evener_proxy.canonical import EVENT_STREAM, JSON_BODY, CallError, CallRequest, Framing, ModelInfo, Reply
 from evener_proxy.dialects import openai
+from evener_proxy.messages import inline
 
 _FINISH = {"stop", "length", "tool_calls", "content_filter"}
 
@@ -22,7 +23,7 @@ _Int = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]  # what databases
 
 
 class _StreamOptions(msgspec.Struct):
-    include_usage: bool = False
+    include_usage: bool | None = None
 
 
 class _Body(msgspec.Struct):
@@ -32,6 +33,7 @@ class _Body(msgspec.Struct):
     tool_choice: msgspec.Raw = _ABSENT
     parallel_tool_calls: bool | None = None
     response_format: msgspec.Raw = _ABSENT
+    functions: msgspec.Raw = _ABSENT
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
     stop: str | list[str] | None = None
@@ -97,6 +99,8 @@ class ChatDialect:
             asked = _body.decode(body)
             if not body.isascii():
                 body.decode()  # what is passed on as it is, nobody has looked into
+            if _given(asked.functions) is not None:
+                raise CallError(400, "invalid_request", "functions: send tools, which replaced them", param="functions")
             messages, systems = _messages(asked.messages)
             constrained = _constrained(asked)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -107,7 +111,7 @@ class ChatDialect:
             model=asked.model,
             messages=messages,
             systems=systems,
-            tools=_given(asked.tools),
+            tools=_tools(asked.tools),
             tool_choice=_given(asked.tool_choice),
             parallel_tool_calls=asked.parallel_tool_calls,
             response_format=_given(asked.response_format) if constrained == "response_format" else None,
@@ -117,7 +121,7 @@ class ChatDialect:
             constrained=constrained,
             hosted_tools=0,
             asked={name: value for name in _SAMPLING if (value := getattr(asked, name)) is not None},
-            include_usage=asked.stream_options is not None and asked.stream_options.include_usage,
+            include_usage=asked.stream_options is not None and asked.stream_options.include_usage is True,
         )
 
     def framing(self, request: ChatRequest) -> Framing:
@@ -154,10 +158,34 @@ def _messages(raw: list[msgspec.Raw]) -> tuple[list[msgspec.Raw], int]:
     systems = 0
     for message in raw:
         role = _role.decode(message).role
+        if b'_url"' in bytes(message):
+            _check_media(message, len(messages))
         if role in ("system", "developer") and systems == len(messages):
             systems += 1
         messages.append(_renamed(message) if role == "developer" or b'"reasoning_content"' in bytes(message) else message)
     return messages, systems
+
+
+def _tools(raw: msgspec.Raw) -> msgspec.Raw | None:
+    """The tools; without ``strict``, for which an engine would constrain what is sampled."""
+    given = _given(raw)
+    if given is None or b'"strict"' not in bytes(given):
+        return given
+    tools: Any = msgspec.json.decode(given)
+    for tool in tools if isinstance(tools, list) else ():
+        if isinstance(tool, dict) and isinstance(tool.get("function"), dict):
+            tool["function"].pop("strict", None)
+    return msgspec.Raw(_encode(tools))
+
+
+def _check_media(message: msgspec.Raw, place: int) -> None:
+    """Media come inline: an agent that reaches nothing but the proxy does not make an engine fetch something for it."""
+    content = msgspec.json.decode(message).get("content")
+    for part in content if isinstance(content, list) else ():
+        for name, value in part.items() if isinstance(part, dict) else ():
+            url = value.get("url") if name.endswith("_url") and isinstance(value, dict) else value
+            if name.endswith("_url") and isinstance(url, str):
+                inline(url, f"messages[{place}].content.{name}")
 
 
 def _renamed(message: msgspec.Raw) -> msgspec.Raw:

@@ -221,11 +221,14 @@ def _piece(part: Media, path: str) -> messages.Part | None:
     if part.inline_data is not None and part.inline_data.data:
         kind, data = part.inline_data.mime_type or "", standard_base64(part.inline_data.data)
         if kind.startswith("image/"):
-            return messages.image_part(f"data:{kind};base64,{data}")
+            return messages.image_part(f"data:{kind};base64,{data}", f"{path}.inlineData")
         if kind.startswith("text/") or kind == "application/json":
             return messages.text_part(_decoded(data, path))
-    if part.file_data is not None and part.file_data.file_uri and (part.file_data.mime_type or "").startswith("image/"):
-        return messages.image_part(part.file_data.file_uri)
+        return messages.unshown(kind)
+    if part.file_data is not None and part.file_data.file_uri:
+        kind = part.file_data.mime_type or ""
+        image = kind.startswith("image/")
+        return messages.image_part(part.file_data.file_uri, f"{path}.fileData") if image else messages.unshown(kind)
     return None
 
 

@@ -247,7 +247,7 @@ def _part(part: Any, where: str) -> Part | None:
         url = _text(fields, "image_url", where, "")
         if not url:
             raise refused(where, "no file is stored here; send an image as image_url")
-        return image_part(url)
+        return image_part(url, where)
     if kind in ("input_file", "input_audio"):
         raise refused(where, f"{kind} is not taken; the model reads text and images")
     known = _TEXTS.get(kind) if isinstance(kind, str) else None
