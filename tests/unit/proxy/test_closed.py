@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from aiohttp import web
 
 from evener.api.types import Budget
 from evener.errors import InfraError
@@ -205,3 +206,66 @@ async def test_metrics_and_readiness(proxy, engine):
         assert (await response.json())["capture_levels"] == {engine.url: "tokens"}
     async with proxy.http.get(proxy.url + "/healthz") as response:
         assert response.status == 200
+
+
+async def test_a_call_waits_for_the_tokens_that_another_has_reserved(proxy, engine):
+    async def slow(_, body):
+        await asyncio.sleep(0.3)
+        return web.json_response(engine.sample(body))
+
+    engine.script.append(slow)
+    _, key = await proxy.open(budget=Budget(sampled_tokens=100))
+    await asyncio.gather(*(proxy.chat(key, [{"role": "user", "content": text}], max_tokens=90) for text in "ab"))
+    used = len(engine.sampled[0]["ids"])
+    assert [body["max_tokens"] for body in engine.asked] == [90, min(90, 100 - used)]
+
+
+async def test_the_right_key_is_found_beside_a_dummy(proxy):
+    _, key = await proxy.open()
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+    for dummy in ("", "dummy"):
+        headers = {"x-api-key": dummy, "Authorization": f"Bearer {key}"}
+        async with proxy.http.post(proxy.url + "/v1/chat/completions", json=body, headers=headers) as response:
+            assert response.status == 200
+
+
+async def test_a_sealed_session_counts_nothing_and_lists_nothing(proxy, engine):
+    session, key = await proxy.open()
+    await proxy.admin.seal(session)
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+    async with proxy.http.post(proxy.url + "/v1/messages/count_tokens", json=body, headers={"x-api-key": key}) as response:
+        assert response.status == 403
+    async with proxy.http.get(proxy.url + "/v1/models", headers={"x-api-key": key}) as response:
+        assert response.status == 403
+    assert engine.tokenized == 0
+
+
+REMOTE = "http://169.254.169.254/latest"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": REMOTE}}]}]},
+        ),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "video_url", "video_url": REMOTE}]}]}),
+        (
+            "/v1/messages",
+            {"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": REMOTE}}]}]},
+        ),
+        ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": REMOTE}]}]}),
+        (
+            "/v1beta/models/tiny:generateContent",
+            {"contents": [{"parts": [{"fileData": {"mimeType": "image/png", "fileUri": REMOTE}}]}]},
+        ),
+    ],
+)
+async def test_the_agent_can_only_sample_and_makes_no_engine_fetch(proxy, engine, path, body):
+    _, key = await proxy.open()
+    body = {"model": "tiny", "max_tokens": 9, **body}
+    async with proxy.http.post(proxy.url + path, json=body, headers={"x-api-key": key}) as response:
+        assert response.status == 400
+        assert "inline" in await response.text()
+    assert engine.asked == []

@@ -6,6 +6,7 @@ import json
 import openai
 import pytest
 from aiohttp import web
+from redis.exceptions import RedisError
 
 from evener.errors import InputError
 from evener.settings import Settings
@@ -312,3 +313,58 @@ async def test_a_taken_port_is_named_before_anything_starts(proxy, engine, redis
         await serve(settings, redis, stop=asyncio.Event(), ready=asyncio.Event())
     assert error.value.cause == "port_occupied"
     assert str(port) in error.value.detail
+
+
+async def test_a_call_that_could_not_be_committed_is_released_and_may_be_sent_again(proxy, engine, monkeypatch):
+    commit, broken = TraceStore.commit, [True]
+
+    async def breaks(store, session_id, call):
+        if broken:
+            broken.pop()
+            raise RedisError("gone for a moment")
+        await commit(store, session_id, call)
+
+    monkeypatch.setattr(TraceStore, "commit", breaks)
+    session, key = await proxy.open()
+    assert (await proxy.chat(key))[0] == 503
+    assert (await proxy.admin.read(session)).in_flight == 0
+    assert await ask(proxy, key, again=1) == "reply 1"
+
+
+async def test_a_release_that_fails_is_made_up_for(proxy, engine, monkeypatch):
+    release, broken = TraceStore.release, [True]
+
+    async def breaks(store, *arguments, **fields):
+        if broken:
+            broken.pop()
+            raise RedisError("gone for a moment")
+        await release(store, *arguments, **fields)
+
+    monkeypatch.setattr(TraceStore, "release", breaks)
+    engine.script.append(fails(400, "no"))
+    session, key = await proxy.open()
+    assert (await proxy.chat(key))[0] == 400
+
+    async def released() -> bool:
+        return (await proxy.admin.read(session)).in_flight == 0
+
+    await eventually(released)
+
+
+async def test_marks_that_could_not_be_written_are_kept(proxy, engine, monkeypatch):
+    mark, broken = TraceStore.mark, [True]
+
+    async def breaks(store, marks):
+        if broken:
+            broken.pop()
+            raise RedisError("gone for a moment")
+        await mark(store, marks)
+
+    monkeypatch.setattr(TraceStore, "mark", breaks)
+    session, key = await proxy.open()
+    await proxy.chat(key)
+
+    async def marked() -> bool:
+        return [record.delivered for record in await proxy.store.load(session)] == ["yes"]
+
+    await eventually(marked)

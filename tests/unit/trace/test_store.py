@@ -191,8 +191,9 @@ class StoreMachine(RuleBasedStateMachine):
     def begin(self, asked, replica):
         call_id = new_id()
         reserved = sum(grant for _, grant, _ in self.flying.values())
-        left = 60 - sum(self.committed.values()) - reserved
-        allowed = left > 0 and len(self.flying) + len(self.committed) < 9
+        unspent = 60 - sum(self.committed.values())
+        left = unspent - reserved
+        allowed = left > 0 and left >= min(asked, unspent) and len(self.flying) + len(self.committed) < 9
         try:
             found = self.run(intent(self.store, self.session, call_id, asked=asked, replica=replica))
         except Refused as refused:
@@ -203,7 +204,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert allowed
         self.number += 1
         assert found.number == self.number
-        assert found.grant == min(asked, left)
+        assert found.grant == min(asked, unspent)
         self.flying[call_id] = (found.number, found.grant, replica)
         return call_id
 

@@ -102,3 +102,15 @@ def test_ten_thousand_mutated_bodies():
         assert DIALECT.render(request, REPLY)
     assert parsed > 1000
     assert set(refused) == {(400, "invalid_request_error")}
+
+
+def test_strict_tools_would_constrain_the_engine():
+    function = {"name": "bash", "parameters": {"type": "object"}}
+    strict = [{"type": "function", "function": function | {"strict": True}}]
+    request = DIALECT.parse(json.dumps(BODY | {"tools": strict}).encode(), "")
+    assert json.loads(bytes(request.tools)) == [{"type": "function", "function": function}]
+
+
+def test_functions_that_tools_replaced_are_refused_rather_than_lost():
+    with pytest.raises(CallError, match="functions"):
+        DIALECT.parse(json.dumps(BODY | {"functions": [{"name": "f"}]}).encode(), "")
