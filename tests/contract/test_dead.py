@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 
 from evener.bus import DELIVERY_LIMIT, connect, port
 from evener.bus.amqp import AmqpBus
+from evener.cli import output
 from evener.cli.main import app
 from evener.errors import InputError, Outcome
 from evener.messages import DEAD, EVENTS, ROLLOUTS, RolloutFinished, RunRollout
@@ -57,7 +58,8 @@ async def bury_two(bus: AmqpBus) -> None:
     await fail(bus, ROLLOUTS, "no slot")
 
 
-async def test_ls_says_queue_kind_age_and_reason(bus: AmqpBus) -> None:
+async def test_ls_says_queue_kind_age_and_reason(bus: AmqpBus, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output.out, "_width", 200)  # an id is not folded
     assert await document("ls") == []
     await bury_two(bus)
     first, second = await document("ls")

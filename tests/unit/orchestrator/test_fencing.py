@@ -180,16 +180,24 @@ async def test_what_a_verifier_is_at_is_not_given_to_a_second(world):
     async with Workers(lambda: runner(world)):
         await world.until(lambda state: state["rollouts"]["scoring"] == 4)
     await drain_outbox(world.context)
+    assert await issued(world, 4) == {lease.rollout_id for lease in world.leases}
     before = await world.context.ledger.write(clock)
     await world.api.scoring(world.leases[0].session_id)
-    assert await world.bus.depth(WORKSPACES) == 4
     await world.context.ledger.write(lambda tx: reissue(tx, before=before))
     await drain_outbox(world.context)
-    async with asyncio.timeout(10):
-        while await world.bus.depth(WORKSPACES) < 4 + 3:
-            await asyncio.sleep(0.02)
     await asyncio.sleep(0.2)
-    assert await world.bus.depth(WORKSPACES) == 4 + 3
+    assert await issued(world, 3) == {lease.rollout_id for lease in world.leases[1:]}
+
+
+async def issued(world, expected):
+    """The rollouts whose workspaces wait to be scored, once there are so many; an outbox may send a message twice."""
+    found = set()
+    async with asyncio.timeout(10), world.bus.consume(WORKSPACES, prefetch=20) as consumer:
+        while len(found) < expected or await world.bus.depth(WORKSPACES):
+            delivery = await consumer.get()
+            found.add(delivery.message.rollout_id)
+            await delivery.ack()
+    return found
 
 
 async def test_a_reported_attempt_is_not_lost_while_its_runner_is_heard_of(impatient):
