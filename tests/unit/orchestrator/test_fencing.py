@@ -178,15 +178,15 @@ async def test_a_fault_of_the_tasks_author_rejects_the_group(world, by_verifier)
 async def test_what_a_verifier_is_at_is_not_given_to_a_second(world):
     await world.submit()
     async with Workers(lambda: runner(world)):
-        await world.until(lambda state: state["rollouts"]["scoring"] == 4)
+        await world.until(lambda state: state["rollouts"]["scoring"] == 8)
     await drain_outbox(world.context)
-    assert await issued(world, 4) == {lease.rollout_id for lease in world.leases}
+    assert await issued(world, 8) == {lease.rollout_id for lease in world.leases}
     before = await world.context.ledger.write(clock)
     await world.api.scoring(world.leases[0].session_id)
     await world.context.ledger.write(lambda tx: reissue(tx, before=before))
     await drain_outbox(world.context)
     await asyncio.sleep(0.2)
-    assert await issued(world, 3) == {lease.rollout_id for lease in world.leases[1:]}
+    assert await issued(world, 7) == {lease.rollout_id for lease in world.leases[1:]}
 
 
 async def issued(world, expected):
