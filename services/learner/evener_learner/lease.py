@@ -5,6 +5,7 @@ Called by `evener_learner.campaign`.
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
@@ -16,7 +17,7 @@ from evener.log import get
 log = get("learner")
 
 BEATS = 3
-"""Heartbeats in one lease: two may be lost."""
+"""Heartbeats in one lease; each is waited for until the next is due, since a replica that starts may accept and not answer."""
 
 RELEASE_S = 1.0
 """Longest that a stop waits for the farewell; without it the next learner waits until the lease ends."""
@@ -46,12 +47,15 @@ async def held(api: ApiClient, lease: LearnerLease, work: Coroutine[Any, Any, No
 
 
 async def _beat(api: ApiClient, lease: LearnerLease) -> None:
+    due = time.monotonic()
     while True:
-        await asyncio.sleep(lease.lease_s / BEATS)
+        due = max(due + lease.lease_s / BEATS, time.monotonic())
+        await asyncio.sleep(due - time.monotonic())
         try:
-            answer = await api.hold_policy(lease.policy, epoch=lease.epoch)
-        except InfraError as error:
-            if error.cause != "api_unavailable":
+            async with asyncio.timeout(lease.lease_s / BEATS):
+                answer = await api.hold_policy(lease.policy, epoch=lease.epoch)
+        except (InfraError, TimeoutError) as error:
+            if isinstance(error, InfraError) and error.cause != "api_unavailable":
                 raise
             log.warning("the lease is not prolonged, trying again", policy=lease.policy, error=str(error))
             continue

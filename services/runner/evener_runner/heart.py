@@ -15,7 +15,7 @@ from evener.errors import EvenerError
 from evener_runner.outcome import Stop
 
 BEATS = 3
-"""Heartbeats in one lease: two may be lost."""
+"""Heartbeats in one lease; each is waited for until the next is due, since a replica that starts may accept and not answer."""
 
 _log = log.get("runner")
 
@@ -47,11 +47,13 @@ class Heart:
             _log.warning("report not read", session=self._lease.session_id, seconds=timeout)
 
     async def _beat(self) -> None:
-        session, lease_s, heard = self._lease.session_id, self._lease.lease_s, time.monotonic()
+        session, lease_s = self._lease.session_id, self._lease.lease_s
+        heard = due = time.monotonic()
         while True:
-            await asyncio.sleep(lease_s / BEATS)
+            due = max(due + lease_s / BEATS, time.monotonic())
+            await asyncio.sleep(due - time.monotonic())
             try:
-                async with asyncio.timeout(lease_s):
+                async with asyncio.timeout(lease_s / BEATS):
                     answer = await self._api.heartbeat(session, lease=self._lease.lease)
             except Refused:
                 self._obey("lost")

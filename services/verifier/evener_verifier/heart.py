@@ -6,6 +6,7 @@ after the report, and end with the refusal that says that the attempt is past sc
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncGenerator
 
 from evener import log
@@ -13,7 +14,8 @@ from evener.api import REPORT_S, ApiClient, Refused, ScoreOrder
 from evener.errors import InfraError, InputError
 
 BEATS = 3
-"""How often it is said before the ledger would issue the command again: two may be lost."""
+"""How often it is said before the ledger would issue the command again; each is waited for until the next is due, since a
+replica that starts may accept and not answer."""
 
 _log = log.get("verifier")
 
@@ -46,11 +48,14 @@ class Hearts:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _beat(self, order: ScoreOrder) -> None:
+        due = time.monotonic()
         while True:
-            await asyncio.sleep(order.again_s / BEATS)
+            due = max(due + order.again_s / BEATS, time.monotonic())
+            await asyncio.sleep(due - time.monotonic())
             try:
-                await self._api.scoring(order.session_id)
+                async with asyncio.timeout(order.again_s / BEATS):
+                    await self._api.scoring(order.session_id)
             except (Refused, InputError):
                 return
-            except InfraError as error:
+            except (InfraError, TimeoutError) as error:
                 _log.warning("heartbeat unanswered", session=order.session_id, error=str(error))

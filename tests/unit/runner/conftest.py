@@ -23,6 +23,9 @@ from evener_runner.harnesses import Harness
 from evener_runner.install import NODE_VERSION
 from evener_runner.runner import Runner
 
+LEASE_S = 2.4
+"""A third of it is longer than an answer takes on a busy machine."""
+
 AGENT = """
 import json, os, sys, time, urllib.request
 access = json.load(open(os.path.expanduser("~/.agent.json")))
@@ -59,6 +62,7 @@ class World:
     leases: dict[str, RolloutLease] = field(default_factory=dict)
     action: str = "continue"
     claim_takes_s: float = 0.0
+    hangs: int = 0
     refuse: set[str] = field(default_factory=set)
     calls: dict[str, int] = field(default_factory=dict)
     state: State = field(default_factory=State)
@@ -75,7 +79,7 @@ class World:
             rollout_id=rollout,
             attempt=1,
             lease=f"lease-{rollout}",
-            lease_s=0.6,
+            lease_s=LEASE_S,
             run_id=new_id(),
             group_id=new_id(),
             policy="p",
@@ -124,9 +128,12 @@ class World:
         session = request.match_info["session"]
         assert (await request.json())["lease"] == self.leases[session].lease
         self.log.append(f"heartbeat {session}")
+        if self.hangs > 0:
+            self.hangs -= 1
+            await asyncio.sleep(60)
         if self.action == "refuse":
             return web.json_response({"detail": "lost"}, status=409)
-        return web.Response(body=msgspec.json.encode(Heartbeat(lease_s=0.6, action=self.action)))
+        return web.Response(body=msgspec.json.encode(Heartbeat(lease_s=LEASE_S, action=self.action)))
 
     async def chat(self, request):
         session = request.headers["Authorization"].removeprefix("Bearer sk-evener-")
