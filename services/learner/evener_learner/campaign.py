@@ -33,6 +33,8 @@ log = get("learner")
 LOOK_S = 10.0
 """How long the learner waits for a group before it asks whether the run still trains."""
 RETRY_S = 2.0
+CLAIM_S = 5.0
+"""Longest that a group is held for an API that does not answer."""
 OVER = frozenset({"done", "failed", "cancelled"})
 """States of a run that trains no more."""
 
@@ -132,15 +134,20 @@ class Campaign:
         )
 
     async def _collect(self) -> None:
-        """Claim groups while there is room for two steps' worth; the rest waits in the broker."""
-        async with self._bus.consume(train_queue(self._lease.policy), prefetch=1) as consumer:
-            while True:
-                while len(self._assembly) >= 2 * self._groups_per_step:
-                    self._room.clear()
-                    await self._room.wait()
-                await self._receive(await consumer.get())
+        """Claim groups while there is room for two steps' worth; the rest waits in the broker.
 
-    async def _receive(self, delivery: Delivery) -> None:
+        While the API does not answer, none is held: it may answer another learner, whose groups they then are.
+        """
+        while True:
+            async with self._bus.consume(train_queue(self._lease.policy), prefetch=1) as consumer:
+                while await self._receive(await consumer.get()):
+                    while len(self._assembly) >= 2 * self._groups_per_step:
+                        self._room.clear()
+                        await self._room.wait()
+            await self._look()
+
+    async def _receive(self, delivery: Delivery) -> bool:
+        """Claim the group of a message; False when the API is away, and the message still unsettled."""
         message = delivery.message
         order: GroupOrder | None = None
         if (
@@ -149,16 +156,22 @@ class Campaign:
             and not self._assembly.knows(message.group_id)
         ):
             try:
-                order = await _patiently(lambda: self._api.claim_group(message.group_id, epoch=self._lease.epoch))
+                async with asyncio.timeout(CLAIM_S):
+                    order = await self._api.claim_group(message.group_id, epoch=self._lease.epoch)
             except (Refused, InputError) as error:
                 log.info("group not claimed", group_id=message.group_id, reason=str(error))
+            except (InfraError, TimeoutError) as error:
+                if isinstance(error, InfraError) and error.cause != "api_unavailable":
+                    raise
+                log.warning("group not claimed, the API does not answer", group_id=message.group_id)
+                return False
         await delivery.ack()
-        if order is None:
-            return
-        refusal = self._assembly.add(order)
-        if refusal is not None:
-            await self._close(refusal)
-        self._arrived.set()
+        if order is not None:
+            refusal = self._assembly.add(order)
+            if refusal is not None:
+                await self._close(refusal)
+            self._arrived.set()
+        return True
 
     async def _next_step(self) -> Step:
         while True:

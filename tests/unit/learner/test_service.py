@@ -1,7 +1,6 @@
 """The learner against a ledger and an engine: steps, versions, refusals, restarts and stops."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -49,13 +48,12 @@ class Stack:
             service.serve(self.settings, ledger.bus, ledger.blobs, policy=policy, stop=self.stop, name="learner-1")
         )
 
-    async def halt(self) -> float:
-        """Stop the learner; seconds that it took."""
+    async def halt(self) -> None:
+        """Stop the learner; one that does not heed it fails the test."""
         assert self.learner is not None
-        started = time.monotonic()
         self.stop.set()
-        await asyncio.wait_for(self.learner, 15)
-        return time.monotonic() - started
+        async with asyncio.timeout(40):
+            await self.learner
 
     async def until(self, condition: Callable[[], object]) -> None:
         """Wait until ``condition`` holds; a learner that ends meanwhile gives its error."""
@@ -125,7 +123,7 @@ async def test_it_learns_and_goes_back_to_wait(policy: Path, tmp_path: Path) -> 
         assert steps[0].metrics["trained_tokens"] == 16
         await asyncio.sleep(0.2)
         assert ledger.epoch == 1
-        assert await made.halt() < 2
+        await made.halt()
 
 
 async def test_without_a_policy_it_trains_that_of_the_oldest_run(policy: Path, tmp_path: Path) -> None:
@@ -139,7 +137,7 @@ async def test_without_a_policy_it_trains_that_of_the_oldest_run(policy: Path, t
         updates = len(made.engine.calls)
         await asyncio.sleep(0.3)
         assert (len(made.engine.calls), made.ledger.epoch) == (updates, 1)
-        assert await made.halt() < 2
+        await made.halt()
 
 
 async def test_an_older_run_that_does_not_train_is_served_first(policy: Path, tmp_path: Path) -> None:
@@ -252,23 +250,26 @@ async def test_live_it_waits_for_an_engine_that_fails_and_loses_no_step(policy: 
         assert made.engine.calls.count("/resume") == made.engine.calls.count("/pause?mode=keep&clear_cache=true")
 
 
-async def test_live_it_stops_within_two_seconds_in_any_wait(policy: Path, tmp_path: Path) -> None:
+async def test_live_a_stop_ends_any_wait(policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "POLL_S", 600.0)
+    monkeypatch.setattr(campaign, "LOOK_S", 600.0)
+    monkeypatch.setattr(publisher, "FIRST_PAUSE_S", 600.0)
     async with stack(policy, tmp_path, steps=5) as made:
         made.ledger.state = "paused"
         made.start()
         await asyncio.sleep(0.2)
-        assert await made.halt() < 2, "waiting for a lease"
+        await made.halt()  # in the wait for a lease
         made.ledger.state = "running"
         made.start()
         await made.serves(1)
         await made.ledger.offer(made.engine)
         await asyncio.sleep(0.3)
-        assert await made.halt() < 2, "waiting for a group"
+        await made.halt()  # in the wait for a group
         made.engine.version = "default"
         made.engine.fail = {"/start_weight_update": 10**6}
         made.start()
         await made.until(lambda: made.engine.fail["/start_weight_update"] < 10**6)
-        assert await made.halt() < 2, "waiting for an engine"
+        await made.halt()  # in the wait for an engine
 
 
 async def test_a_run_that_is_cancelled_frees_the_learner(policy: Path, tmp_path: Path) -> None:

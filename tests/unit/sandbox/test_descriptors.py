@@ -17,6 +17,14 @@ from evener.sandbox.probe import bubblewrap_missing
 LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
 
+def _file(descriptor: int) -> int | None:
+    """The file behind a descriptor; None: it is closed."""
+    try:
+        return os.fstat(descriptor).st_ino
+    except OSError:
+        return None
+
+
 @contextmanager
 def owners(threads: int = 2) -> Iterator[list[int]]:
     """Threads that open descriptors all the time; those that somebody else closed are listed."""
@@ -26,13 +34,10 @@ def owners(threads: int = 2) -> Iterator[list[int]]:
     def own() -> None:
         while not stop.is_set():
             held = [os.memfd_create("owned") for _ in range(16)]
-            files = [os.fstat(descriptor).st_ino for descriptor in held]
+            files = [_file(descriptor) for descriptor in held]
             time.sleep(0.0002)
             for descriptor, file in zip(held, files, strict=True):
-                try:
-                    if os.fstat(descriptor).st_ino != file:
-                        raise OSError("it is another's now")
-                except OSError:
+                if file is None or _file(descriptor) != file:
                     lost.append(descriptor)
                 else:
                     os.close(descriptor)
