@@ -14,6 +14,7 @@ from bench.proxy.sides import Side
 
 TURNS = {500: 10, 8000: 20}
 WARM_S = 1.0
+WARM_MAX_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,12 @@ class Load:
         self.waits: list[float] = []
         self.failures: dict[str, int] = {}
         self._agents = [asyncio.create_task(self._work()) for _ in range(case.clients)]
+
+    async def warm(self) -> None:
+        """Wait until every agent has been answered once on the average, which a slow proxy needs longer for."""
+        began = time.monotonic()
+        while (passed := time.monotonic() - began) < WARM_S or (len(self.waits) < len(self._agents) and passed < WARM_MAX_S):
+            await asyncio.sleep(0.1)
 
     async def stop(self) -> None:
         """End all agents. Raises what one of them ended with before."""
@@ -88,10 +95,10 @@ def is_sample(status: int, answer: bytes) -> bool:
 
 
 async def measure(side: Side, case: Case, seconds: float, beside: Process | None = None) -> dict[str, Any]:
-    """One row: what ``case`` costs ``side`` in ``seconds`` after a second of warming up; CPU of ``beside`` is told too."""
+    """One row: what ``case`` costs ``side`` in ``seconds`` after warming up; CPU of ``beside`` is told too."""
     load = Load(side, case)
     try:
-        await asyncio.sleep(WARM_S)
+        await load.warm()
         probe = await _probe(side, seconds)
         before, began = len(load.waits), time.perf_counter()
         cpu, other = side.proxy.cpu_s, beside.cpu_s if beside else 0.0
