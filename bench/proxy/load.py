@@ -48,7 +48,8 @@ class Load:
     async def warm(self) -> None:
         """Wait until every agent has been answered once on the average, which a slow proxy needs longer for."""
         began = time.monotonic()
-        while (passed := time.monotonic() - began) < WARM_S or (len(self.waits) < len(self._agents) and passed < WARM_MAX_S):
+        await asyncio.sleep(WARM_S)
+        while len(self.waits) < len(self._agents) and time.monotonic() - began < WARM_MAX_S:  # noqa: ASYNC110
             await asyncio.sleep(0.1)
 
     async def stop(self) -> None:
