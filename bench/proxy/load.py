@@ -10,7 +10,7 @@ from typing import Any
 from bench.proxy.client import Connection
 from bench.proxy.conversation import PATHS, Dialect, bodies
 from bench.proxy.processes import Process, module, python_env
-from bench.proxy.sides import Side
+from bench.proxy.sides import Refused, Side
 
 TURNS = {500: 10, 8000: 20}
 WARM_S = 1.0
@@ -68,16 +68,22 @@ class Load:
         calls, admin = Connection(self._side.port), Connection(self._side.admin_port)
         try:
             while True:
-                session, key = await self._side.open(admin)
-                for body in self._bodies:
-                    answer = await self._call(calls, body, key)
-                    if self._keep and answer is not None:
-                        self.replies.setdefault(session, []).append(answer)
-                if not self._keep:
-                    await self._side.close(admin, session)
+                try:
+                    await self._talk(calls, admin)
+                except Refused as error:
+                    self._failed(str(error))
         finally:
             calls.close()
             admin.close()
+
+    async def _talk(self, calls: Connection, admin: Connection) -> None:
+        session, key = await self._side.open(admin)
+        for body in self._bodies:
+            answer = await self._call(calls, body, key)
+            if self._keep and answer is not None:
+                self.replies.setdefault(session, []).append(answer)
+        if not self._keep:
+            await self._side.close(admin, session)
 
     async def _call(self, calls: Connection, body: bytes, key: str) -> bytes | None:
         began = time.perf_counter()
@@ -85,9 +91,11 @@ class Load:
         if is_sample(status, answer):
             self.waits.append(time.perf_counter() - began)
             return answer
-        reason = f"{status} {answer[:200]!r}"
-        self.failures[reason] = self.failures.get(reason, 0) + 1
+        self._failed(f"{status} {answer[:200]!r}")
         return None
+
+    def _failed(self, reason: str) -> None:
+        self.failures[reason] = self.failures.get(reason, 0) + 1
 
 
 def is_sample(status: int, answer: bytes) -> bool:

@@ -20,6 +20,10 @@ Fsync = Literal["everysec", "always"]
 _BUDGET = {"calls": 100_000, "sampled_tokens": 2_000_000, "wall_s": 3600}
 
 
+class Refused(Exception):
+    """The admin side of a proxy did not do what it was asked."""
+
+
 class Side(Protocol):
     """A proxy that is measured."""
 
@@ -109,7 +113,7 @@ class Ours:
     async def _admin(self, admin: Connection, method: str, path: str, body: bytes = b"") -> bytes:
         status, answer = await admin.request(method, path, body, self._token)
         if status >= 300:
-            raise RuntimeError(f"{method} {path}: {status} {answer[:300]!r}")
+            raise Refused(f"{method} {path}: {status} {answer[:300]!r}")
         return answer
 
 
@@ -148,5 +152,6 @@ class Rival:
         """Fetched, and forgotten."""
         if self.exports:
             status, _ = await admin.request("GET", f"/sessions/{session}/trace_entries")
-            assert status == 200, f"the export of {session} answers {status}"
+            if status != 200:
+                raise Refused(f"GET trace_entries: {status}")
         await admin.request("DELETE", f"/sessions/{session}")
