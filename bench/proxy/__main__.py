@@ -87,9 +87,8 @@ async def _plan(ours: Ours, synced: Ours, theirs: Rival) -> list[tuple[Case, lis
     else:
         _say("SKIPPED: the Anthropic rows, since our proxy answers 404 there")
     cases = [Case(clients, tokens, dialect) for dialect in dialects for tokens in TURNS for clients in CLIENTS]
-    return [
-        (case, [theirs, ours, synced] if case.clients == 32 and case.dialect == "chat" else [theirs, ours]) for case in cases
-    ]
+    every: list[Side] = [theirs, ours, theirs.without_export(), synced]
+    return [(case, every if case.clients == 32 and case.dialect == "chat" else [theirs, ours]) for case in cases]
 
 
 async def _speaks(side: Ours, dialect: Dialect) -> bool:

@@ -20,11 +20,12 @@ _list = msgspec.json.Decoder(list[int])
 
 def token_ids(text: bytes) -> Ids:
     """The ids of a JSON list, int32. Raises msgspec.DecodeError where the text is not a list of int32."""
-    compact = text.replace(b", ", b",")
+    compact = text.replace(b", ", b",") if b" " in text else text
     padded = b"0" * (_DIGITS - 1) + compact  # so that eight characters end at every id's last
-    ends = np.flatnonzero(np.frombuffer(padded, np.uint8) - np.uint8(ord("0")) > 9)
+    chars = np.frombuffer(padded, np.uint8)
+    ends = np.flatnonzero(chars - np.uint8(ord("0")) > 9)
     width = np.diff(ends) - 1
-    plain = compact[:1] == b"[" and compact[-1:] == b"]" and compact.count(b",") == len(width) - 1
+    plain = compact[:1] == b"[" and compact[-1:] == b"]" and (chars[ends[1:-1]] == ord(",")).all()
     if not plain or width.min() < 1 or width.max() > _DIGITS:
         return _one_by_one(text)
     windows = np.ndarray((len(padded) - _DIGITS + 1,), "<u8", padded, strides=(1,))
