@@ -1,6 +1,6 @@
 # Each target sets up what it needs; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo test test-fast test-stack lint wheel clean
+.PHONY: help setup setup-dev demo test test-fast test-stack bench-proxy lint wheel clean
 
 V := .venv/bin
 export TOKENIZERS_PARALLELISM := false
@@ -28,6 +28,9 @@ test-fast: setup-dev ## unit and contract tests on fakes
 
 test-stack: ## the whole stack in containers, scaled and restarted amid a run (needs Docker)
 	@scripts/test_stack.sh
+
+bench-proxy: setup ## the proxy's cost beside OpenEnv's capture proxy, in one run (needs redis-server)
+	@$(V)/python -m bench.proxy $(BENCH)
 
 lint: setup-dev ## ruff, pyright, import-linter, deptry
 	@$(V)/ruff check .

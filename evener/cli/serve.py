@@ -7,6 +7,7 @@ stack the only module that imports services.
 
 import asyncio
 import contextlib
+import gc
 import os
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
@@ -147,6 +148,9 @@ async def _proxy(process: Process) -> None:
     from evener_proxy import service
 
     redis = process.redis()
+    # What was imported lives for ever, and a call leaves few cycles: looking for them every 700 objects costs 6 % of its CPU.
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
     if await process.waited(process.settings.admin_port, {"redis": redis.ping}):
         await service.serve(process.settings, redis, stop=process.stop, ready=asyncio.Event())
 

@@ -10,10 +10,11 @@ from array import array
 from collections.abc import Sequence
 from typing import Any, Literal, Protocol, TypeVar
 
-import aiohttp
 import msgspec
 import numpy as np
 
+from evener.engines.http import HttpClient, HttpError
+from evener.engines.token_ids import token_ids
 from evener.errors import InfraError
 from evener.trace.record import Ids, Level, Logprobs
 
@@ -194,10 +195,13 @@ class _Usage(msgspec.Struct):
     completion_tokens: int = 0
 
 
+_NULL = msgspec.Raw(b"null")  # a union of Raw and None is not a type that msgspec decodes
+
+
 class _Reply(msgspec.Struct):
     choices: list[_Choice]
     usage: _Usage
-    prompt_token_ids: list[int] | None = None
+    prompt_token_ids: msgspec.Raw = _NULL
 
 
 class _Model(msgspec.Struct):
@@ -228,7 +232,6 @@ class _Error(msgspec.Struct):
 
 _reply = msgspec.json.Decoder(_Reply)
 _encode = msgspec.json.Encoder().encode
-_JSON = {"Content-Type": "application/json"}
 
 
 _PLAIN = (
@@ -255,14 +258,7 @@ class VllmSampler:
         self._url = url.rstrip("/")
         self._model = model
         self._plain = False
-        self._headers = _JSON if key is None else {**_JSON, "Authorization": f"Bearer {key}"}
-        # A sampled reply may take minutes, and each in flight has a connection of its own.
-        self._http = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_s),
-            auto_decompress=False,
-            skip_auto_headers=("Accept-Encoding", "User-Agent"),
-        )
+        self._http = HttpClient(self._url, connect_s=connect_s, key=key)
 
     @property
     def name(self) -> str:
@@ -271,7 +267,7 @@ class VllmSampler:
 
     async def close(self) -> None:
         """Close all connections."""
-        await self._http.close()
+        self._http.close()
 
     async def sample(self, request: SampleRequest) -> Sample:
         """One trip on the chat route; leaving it (cancellation) closes the connection, which aborts the generation."""
@@ -314,17 +310,15 @@ class VllmSampler:
     async def _get(self, path: str) -> bytes:
         try:
             async with asyncio.timeout(5.0):
-                return await self._request("GET", path, None)
+                return await self._request("GET", path)
         except TimeoutError as error:
             raise EngineUnavailable(f"GET {self._url}{path}: no answer in 5 s") from error
 
-    async def _request(self, method: Literal["GET", "POST"], path: str, body: bytes | None) -> bytes:
+    async def _request(self, method: Literal["GET", "POST"], path: str, body: bytes = b"") -> bytes:
         try:
-            async with self._http.request(method, self._url + path, data=body, headers=self._headers) as response:
-                content = await response.read()
-                status = response.status
-        except (aiohttp.ClientError, OSError) as error:
-            raise EngineUnavailable(f"{method} {self._url}{path}: {error or type(error).__name__}") from error
+            status, content = await self._http.request(method, path, body)
+        except HttpError as error:
+            raise EngineUnavailable(f"{method} {self._url}{path}: {error}") from error
         if status >= 500 or status == 429:
             raise EngineUnavailable(f"{method} {self._url}{path}: {status}: {content[:300].decode(errors='replace')}")
         if status >= 400:
@@ -346,6 +340,7 @@ def parse_reply(body: bytes) -> Sample:
     try:
         reply = _reply.decode(body)
         choice = reply.choices[0]
+        prompt_ids = _NO_IDS if reply.prompt_token_ids == _NULL else token_ids(bytes(reply.prompt_token_ids))
     except (msgspec.DecodeError, IndexError) as error:
         raise InfraError("engine_error", f"the reply is malformed: {error}: {body[:200]!r}") from error
     if choice.finish_reason == "abort":
@@ -353,7 +348,7 @@ def parse_reply(body: bytes) -> Sample:
     message = choice.message
     logprobs = choice.logprobs.content if choice.logprobs is not None else None
     try:
-        flaw, arrays = None, _token_data(reply, choice, logprobs)
+        flaw, arrays = None, _token_data(reply, choice, prompt_ids, logprobs)
     except _Flaw as found:
         flaw, arrays = str(found), None
     return Sample(
@@ -386,13 +381,13 @@ class _Flaw(Exception):
 
 
 def _token_data(
-    reply: _Reply, choice: _Choice, logprobs: list[_Logprob] | None
+    reply: _Reply, choice: _Choice, prompt_ids: Ids, logprobs: list[_Logprob] | None
 ) -> tuple[Ids, Ids, Logprobs, Ids | None] | None:
     """Prompt ids, completion ids, log-probabilities and versions, or None where the engine gives none (level text)."""
-    if not reply.prompt_token_ids or choice.token_ids is None or logprobs is None:
+    if not len(prompt_ids) or choice.token_ids is None or logprobs is None:
         return None
     lengths = (len(choice.token_ids), len(logprobs), reply.usage.completion_tokens)
-    if len(set(lengths)) != 1 or len(reply.prompt_token_ids) != reply.usage.prompt_tokens:
+    if len(set(lengths)) != 1 or len(prompt_ids) != reply.usage.prompt_tokens:
         raise _Flaw(f"token ids, log-probabilities and usage differ in number: {lengths}")
     values = np.frombuffer(array("f", [each.logprob for each in logprobs]), np.float32)
     if len(values) and not (np.isfinite(values).all() and values.max() <= 0):
@@ -402,7 +397,7 @@ def _token_data(
         if named != [str(token) for token in choice.token_ids]:
             raise _Flaw("the log-probabilities name other tokens than the token ids")
     versions = _versions(choice.weight_versions, len(choice.token_ids))
-    return _ids(reply.prompt_token_ids), _ids(choice.token_ids), values, versions
+    return prompt_ids, _ids(choice.token_ids), values, versions
 
 
 def _ids(values: list[int]) -> Ids:

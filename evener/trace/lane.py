@@ -3,22 +3,32 @@
 A proxy has thousands of calls in flight; a connection for each write would exhaust the client's pool, and one round trip a
 write costs three times the CPU of a shared one. With ``appendfsync always`` the lane also shares the disk's syncs. A
 caller that is cancelled does not take its script back.
+
+The lane keeps its connection: taking one from the pool, looking whether it is clean, and giving it back for every round trip
+costs more than the trip.
 """
 
 import asyncio
 import hashlib
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from redis.asyncio import Redis
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import NoScriptError, RedisError, ResponseError
+
+Arg = str | bytes | int
+
+
+TRIP = 16
+"""Scripts of one trip at most. What a trip answers goes on in one turn of the event loop: with 256 agents at once, and no bound,
+all of them march in step, and ``/healthz`` waits 1.8 s for its turn (p99) where it waits 26 ms with this one."""
 
 
 class _Waiting(NamedTuple):
     script: str
     keys: Sequence[str]
-    args: Sequence[Any]
+    args: Sequence[Arg]
     result: "asyncio.Future[Any]"
 
 
@@ -26,12 +36,13 @@ class Lane:
     """Runs Lua scripts on ``redis``."""
 
     def __init__(self, redis: Redis) -> None:
-        self._redis = redis
+        self._pool: Any = redis.connection_pool
+        self._connection: Any = None
         self._waiting: list[_Waiting] = []
         self._loaded: set[str] = set()
         self._sending: asyncio.Task[None] | None = None
 
-    async def run(self, script: str, keys: Sequence[str], args: Sequence[Any]) -> Any:
+    async def run(self, script: str, keys: Sequence[str], args: Sequence[Arg]) -> Any:
         """What ``script`` returns. Raises RedisError."""
         result: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Waiting(script, keys, args, result))
@@ -42,7 +53,7 @@ class Lane:
     async def _send(self) -> None:
         try:
             while self._waiting:
-                batch, self._waiting = self._waiting, []
+                batch, self._waiting = self._waiting[:TRIP], self._waiting[TRIP:]
                 try:
                     answers = await self._execute(batch)
                 except (RedisError, OSError) as error:
@@ -63,13 +74,41 @@ class Lane:
         return answers
 
     async def _pipeline(self, batch: Sequence[_Waiting]) -> list[Any]:
-        pipeline = self._redis.pipeline(transaction=False)
-        for script, keys, args, _ in batch:
-            sent = ("EVALSHA", _sha(script)) if script in self._loaded else ("EVAL", script)
-            pipeline.execute_command(*sent, len(keys), *keys, *args)
-        answers: list[Any] = await pipeline.execute(raise_on_error=False)
+        """The answers to ``batch``; sent again on a new connection where one fails, since a repeated script changes nothing."""
+        if self._connection is None:
+            self._connection = await self._pool.get_connection()
+        connection = self._connection
+
+        async def leave(_: Exception) -> None:
+            self._loaded.clear()  # perhaps it is another server now
+            await connection.disconnect()
+
+        answers = cast("list[Any]", await connection.retry.call_with_retry(lambda: self._trip(batch), leave))
         self._loaded.update(waiting.script for waiting in batch)
         return answers
+
+    async def _trip(self, batch: Sequence[_Waiting]) -> list[Any]:
+        connection = self._connection
+        packed = [
+            _pack("EVALSHA", _sha(script), keys, args) if script in self._loaded else _pack("EVAL", script, keys, args)
+            for script, keys, args, _ in batch
+        ]
+        await connection.send_packed_command(b"".join(packed), check_health=False)
+        answers: list[Any] = []
+        for _ in batch:
+            try:
+                answers.append(await connection.read_response())
+            except ResponseError as error:
+                answers.append(error)
+        return answers
+
+
+def _pack(command: str, script: str, keys: Sequence[str], args: Sequence[Arg]) -> bytes:
+    """The command as Redis reads it (RESP: an array of bulk strings)."""
+    parts = [command.encode(), script.encode(), b"%d" % len(keys)]
+    parts += [key.encode() for key in keys]
+    parts += [arg if isinstance(arg, bytes) else str(arg).encode() for arg in args]
+    return b"*%d\r\n" % len(parts) + b"".join([b"$%d\r\n%b\r\n" % (len(part), part) for part in parts])
 
 
 @lru_cache

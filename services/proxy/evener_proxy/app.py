@@ -38,8 +38,9 @@ _responses = ResponsesDialect()
 _gemini = GeminiDialect()
 
 
-def create_app(sessions: Sessions, delivery: Delivery, calls: Calls, metrics: Metrics) -> FastAPI:
-    """The agent side's application."""
+def create_app(sessions: Sessions, delivery: Delivery, calls: Calls, metrics: Metrics) -> Endpoint:
+    """The agent side's application. Paths without a parameter are looked up before FastAPI, which costs 60 us a call."""
+    exact: dict[str, Endpoint] = {}
     routes = _Routes(sessions, delivery, calls)
     app = FastAPI(title="evener proxy", openapi_url=None, docs_url=None, redoc_url=None)
     for path, endpoint, choose in (
@@ -54,8 +55,15 @@ def create_app(sessions: Sessions, delivery: Delivery, calls: Calls, metrics: Me
         ("/healthz", _healthz, dialect_of),
         ("/{path:path}", _unknown, dialect_of),
     ):
-        app.router.routes.append(Route(path, endpoint=_Guarded(endpoint, choose, metrics)))
-    return app
+        guarded = _Guarded(endpoint, choose, metrics)
+        app.router.routes.append(Route(path, endpoint=guarded))
+        if "{" not in path:
+            exact[path] = guarded
+
+    async def dispatch(scope: Scope, receive: Receive, send: Send) -> None:
+        await (exact.get(scope["path"], app))(scope, receive, send)
+
+    return dispatch
 
 
 def dialect_of(scope: Scope) -> Dialect[Any]:
@@ -204,7 +212,9 @@ def _require(scope: Scope, method: str) -> None:
 
 def _sending(scope: Scope, body: bytes) -> Sending:
     again = any(name in _RETRY_HEADERS and value not in (b"", b"0") for name, value in scope["headers"])
-    return Sending(hashlib.blake2b(_target(scope).encode() + body, digest_size=16).digest(), again)
+    digest = hashlib.sha256(_target(scope).encode())  # in hardware: twice as fast as BLAKE2
+    digest.update(body)
+    return Sending(digest.digest()[:16], again)
 
 
 def _target(scope: Scope) -> str:

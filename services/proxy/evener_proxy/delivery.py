@@ -57,13 +57,13 @@ class Delivery:
         flight = Flight(session.spec.session_id, sending.digest, task)
         response = _Response(send, dialect, request, self._patience)
         watching = asyncio.create_task(_watch(receive, flight))
-        self._sessions.flights.add(flight)
+        self._sessions.enter(flight)
         self._metrics.in_flight += 1
         try:
             await self._run(session, request, dialect, sending, flight, response)
         finally:
             self._metrics.in_flight -= 1
-            self._sessions.flights.discard(flight)
+            self._sessions.leave(flight)
             watching.cancel()
             response.stop()
 

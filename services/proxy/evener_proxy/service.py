@@ -7,11 +7,10 @@ Any number of replicas may run on one Redis; each has a name of its own and a le
 import asyncio
 import contextlib
 import socket
-from collections.abc import Coroutine, Generator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from typing import Any
 
 import uvicorn
-from fastapi import FastAPI
 from redis.asyncio import Redis
 
 from evener import log
@@ -118,7 +117,7 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _config(app: FastAPI, *, drain_s: float) -> uvicorn.Config:
+def _config(app: Callable[..., Any], *, drain_s: float) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http="httptools",
@@ -128,6 +127,7 @@ def _config(app: FastAPI, *, drain_s: float) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         date_header=False,
+        proxy_headers=False,
         backlog=_BACKLOG,
         timeout_keep_alive=75,
         timeout_graceful_shutdown=max(1, round(drain_s)),

@@ -53,10 +53,11 @@ class Sessions:
     def __init__(self, store: TraceStore) -> None:
         self.store = store
         self.replica = new_id()
-        self.flights: set[Flight] = set()
+        self._flights: dict[str, set[Flight]] = {}  # by session: no call looks at those of other sessions
         self._specs: dict[str, OpenedSession] = {}
         self._marks: list[Mark] = []
         self._owed: set[tuple[str, str]] = set()
+        self._missed: set[str] = set()  # sessions with a mark "no" that is not written
         self._marked = asyncio.Event()
 
     async def open(self, spec: SessionSpec) -> str:
@@ -101,21 +102,30 @@ class Sessions:
         self._cut({session_id})
         return sealed
 
+    def enter(self, flight: Flight) -> None:
+        """A call begins."""
+        self._flights.setdefault(flight.session_id, set()).add(flight)
+
+    def leave(self, flight: Flight) -> None:
+        """A call has ended."""
+        others = self._flights[flight.session_id]
+        others.discard(flight)
+        if not others:
+            del self._flights[flight.session_id]
+
     async def settle(self, session_id: str, digest: bytes) -> None:
         """See earlier sendings of a request to their end whose clients have left, so that the next gets what they missed."""
-        left = [
-            flight.task
-            for flight in self.flights
-            if flight.cut == "left" and flight.session_id == session_id and flight.digest == digest
-        ]
+        left = [flight.task for flight in self._flights.get(session_id, ()) if flight.cut == "left" and flight.digest == digest]
         if left:
             await asyncio.wait(left)
-        if any(mark.session_id == session_id and mark.delivered == "no" for mark in self._marks):
+        if session_id in self._missed:
             await self._flush()
 
     def mark(self, mark: Mark) -> None:
         """Note a delivery; it is written within `MARKS_S`, and before a seal by this replica."""
         self._marks.append(mark)
+        if mark.delivered == "no":
+            self._missed.add(mark.session_id)
         self._marked.set()
 
     def owe_release(self, session_id: str, call_id: str) -> None:
@@ -126,9 +136,7 @@ class Sessions:
         """Prolong the lease, release what is owed and abort the calls of sessions that are no longer open, for ever."""
         while True:
             try:
-                ended = await self.store.beat(
-                    self.replica, lease_s=LEASE_S, sessions={flight.session_id for flight in self.flights}
-                )
+                ended = await self.store.beat(self.replica, lease_s=LEASE_S, sessions=set(self._flights))
                 self._cut(ended)
                 for owed in tuple(self._owed):
                     await self.store.release(*owed)
@@ -167,18 +175,20 @@ class Sessions:
 
     async def _flush(self) -> None:
         marks, self._marks = self._marks, []
+        self._missed.clear()
         self._marked.clear()
         try:
             if marks:
                 await self.store.mark(marks)
         except RedisError:
             self._marks = marks + self._marks
+            self._missed.update(mark.session_id for mark in marks if mark.delivered == "no")
             self._marked.set()
             raise
 
     def _cut(self, sessions: set[str]) -> None:
-        for flight in tuple(self.flights):
-            if flight.session_id in sessions:
+        for session_id in sessions:
+            for flight in tuple(self._flights.get(session_id, ())):
                 flight.cancel("sealed")
 
 
