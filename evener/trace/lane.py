@@ -21,8 +21,8 @@ Arg = str | bytes | int
 
 
 TRIP = 16
-"""Scripts of one trip at most. What a trip answers goes on in one turn of the event loop: with 256 agents at once, and no bound,
-all of them march in step, and ``/healthz`` waits 1.8 s for its turn (p99) where it waits 26 ms with this one."""
+"""Scripts of one trip at most. What a trip answers goes on in one turn of the event loop: with 256 agents at once, and no
+bound, all of them march in step, and ``/healthz`` waits 1.8 s for its turn (p99) where it waits 26 ms with this one."""
 
 
 class _Waiting(NamedTuple):
