@@ -136,42 +136,51 @@ class Campaign:
     async def _collect(self) -> None:
         """Claim groups while there is room for two steps' worth; the rest waits in the broker.
 
-        While the API does not answer, none is held: it may answer another learner, whose groups they then are.
+        Without room, and while the API does not answer, no message is held, not even a prefetched one: the API may answer
+        another learner, to which the groups then belong.
         """
         while True:
+            while len(self._assembly) >= 2 * self._groups_per_step:
+                self._room.clear()
+                await self._room.wait()
+            answers = True
             async with self._bus.consume(train_queue(self._lease.policy), prefetch=1) as consumer:
-                while await self._receive(await consumer.get()):
-                    while len(self._assembly) >= 2 * self._groups_per_step:
-                        self._room.clear()
-                        await self._room.wait()
-            await self._look()
+                while answers and len(self._assembly) < 2 * self._groups_per_step:
+                    answers = await self._receive(await consumer.get())
+            if not answers:
+                await self._look()
 
     async def _receive(self, delivery: Delivery) -> bool:
         """Claim the group of a message; False when the API is away, and the message still unsettled."""
         message = delivery.message
-        order: GroupOrder | None = None
-        if (
-            isinstance(message, TrainGroup)
-            and message.run_id == self._lease.run_id
-            and not self._assembly.knows(message.group_id)
-        ):
+        if isinstance(message, TrainGroup) and message.run_id == self._lease.run_id:
             try:
                 async with asyncio.timeout(CLAIM_S):
-                    order = await self._api.claim_group(message.group_id, epoch=self._lease.epoch)
-            except (Refused, InputError) as error:
-                log.info("group not claimed", group_id=message.group_id, reason=str(error))
+                    order = await self._claim(message.group_id)
             except (InfraError, TimeoutError) as error:
                 if isinstance(error, InfraError) and error.cause != "api_unavailable":
                     raise
                 log.warning("group not claimed, the API does not answer", group_id=message.group_id)
                 return False
+            if order is not None and not self._assembly.knows(order.group_id):
+                refusal = self._assembly.add(order)
+                if refusal is not None:
+                    await self._close(refusal)
+                self._arrived.set()
         await delivery.ack()
-        if order is not None:
-            refusal = self._assembly.add(order)
-            if refusal is not None:
-                await self._close(refusal)
-            self._arrived.set()
         return True
+
+    async def _claim(self, group_id: str) -> GroupOrder | None:
+        """A group, also one that we know; None where it was disposed of. Raises Refused when the epoch is old.
+
+        The message of a known group may be the next learner's already, who is to be given it.
+        """
+        try:
+            return await self._api.claim_group(group_id, epoch=self._lease.epoch)
+        except (Refused, InputError) as error:
+            await self._api.hold_policy(self._lease.policy, epoch=self._lease.epoch)
+            log.info("group not claimed", group_id=group_id, reason=str(error))
+            return None
 
     async def _next_step(self) -> Step:
         while True:

@@ -43,6 +43,7 @@ class Ledger:
         self.policy = policy
         self.events: list[Any] = []
         self.orders: dict[str, GroupOrder] = {}
+        self.claims: list[tuple[int, str]] = []
         self.state = "running"
         self.hold = 0
         self.before: list[dict[str, Any]] = []
@@ -67,6 +68,7 @@ class Ledger:
             case ["groups", group_id, "claim"]:
                 if (await request.json())["epoch"] != self.epoch or group_id not in self.orders:
                     return web.json_response({"detail": "disposed of"}, status=409)
+                self.claims.append((self.epoch, group_id))
                 return web.Response(body=msgspec.msgpack.encode(self.orders[group_id]))
             case ["policies"]:
                 return web.json_response(

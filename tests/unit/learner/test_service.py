@@ -190,6 +190,22 @@ async def test_restarted_after_the_last_step_it_reloads_the_engine(policy: Path,
         assert made.ledger.epoch == 1
 
 
+async def test_a_deposed_learner_takes_no_message_of_the_next(policy: Path, tmp_path: Path) -> None:
+    async with stack(policy, tmp_path, steps=1) as made:
+        ledger = made.ledger
+        made.start()
+        await made.serves(1)
+        known = await ledger.offer(made.engine)
+        await made.until(lambda: ledger.claims == [(1, known)])
+        ledger.epoch = 2
+        await ledger.issue(ledger.orders[known])
+        await made.until(lambda: ledger.epoch == 3)
+        other = await ledger.offer(made.engine)
+        await made.until(lambda: ledger.of(StepFinished))
+        assert sorted(ledger.of(StepFinished)[0].groups) == sorted([known, other])
+        assert ledger.claims[-2:] == [(3, known), (3, other)]
+
+
 async def test_refused_groups_give_their_credit_back_at_once(policy: Path, tmp_path: Path) -> None:
     async with stack(policy, tmp_path, steps=3) as made:
         ledger = made.ledger
