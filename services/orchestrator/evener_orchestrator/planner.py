@@ -16,7 +16,7 @@ from evener_orchestrator.ledger.engine import Transaction
 from evener_orchestrator.ledger.locks import lock_run, take_turn
 from evener_orchestrator.ledger.models import Group, Rollout, Run, RunTask
 from evener_orchestrator.ledger.versions import latest
-from evener_orchestrator.schedule import pick
+from evener_orchestrator.schedule import pick_harness, pick_task
 from evener_orchestrator.states import GroupState, RolloutState, RunState
 
 BUSY = (RolloutState.QUEUED, RolloutState.RUNNING)
@@ -79,12 +79,16 @@ async def _plan_training(tx: Transaction, run: Run, file: RunFile, train: Train)
     if min(credit, needed) <= 0:
         return
     tasks = await _tasks(tx, run, "train")
+    turns = await _turns(tx, run, tasks)
     for number in range(planned, planned + min(credit, needed)):
-        task, harness = pick(number, seed=train.seed, tasks=tasks, harnesses=file.harness)
+        harness = pick_harness(number, seed=train.seed, harnesses=file.harness)
+        of_harness = turns.setdefault((harness.name, harness.profile), [0] * len(tasks))
+        index = pick_task(of_harness, seed=train.seed)
+        of_harness[index] += 1
         groups.plan(
             tx,
             run,
-            task=task,
+            task=tasks[index],
             harness=harness,
             purpose="train",
             number=number,
@@ -92,6 +96,25 @@ async def _plan_training(tx: Transaction, run: Run, file: RunFile, train: Train)
             version=None,
         )
     await tx.session.flush()
+
+
+async def _turns(tx: Transaction, run: Run, tasks: list[str]) -> dict[tuple[str, str], list[int]]:
+    """By harness and profile: the turns that each task has had (see `evener_orchestrator.schedule`)."""
+    rows = await tx.session.execute(
+        select(
+            Group.harness,
+            Group.profile,
+            Group.task_digest,
+            func.count() + func.count().filter(Group.state == GroupState.SKIPPED),
+        )
+        .where(Group.run_id == run.id, Group.purpose == "train")
+        .group_by(Group.harness, Group.profile, Group.task_digest)
+    )
+    place = {task: index for index, task in enumerate(tasks)}
+    turns: dict[tuple[str, str], list[int]] = {}
+    for harness, profile, task, number in rows:
+        turns.setdefault((harness, profile), [0] * len(tasks))[place[task]] = number
+    return turns
 
 
 async def _dispatch(tx: Transaction, run: Run, file: RunFile) -> None:

@@ -7,7 +7,7 @@ import pytest
 from evener.messages import train_queue
 from evener_orchestrator import queues
 from evener_orchestrator.loops import drain_outbox, drain_sessions, drop_queues
-from tests.unit.orchestrator.world import Workers, everyone, run_file, runner, verifier
+from tests.unit.orchestrator.world import Workers, alternating, everyone, run_file, runner, verifier
 
 EVAL = {"tasks": "./held-out", "every": 0, "group_size": 2}
 
@@ -126,6 +126,21 @@ async def test_a_run_without_variance_says_so_and_stops(world):
     assert "no variance" in state["reason"]
     assert state["groups"]["train"]["skipped"] == 32
     assert state["rollouts"]["done"] + state["rollouts"]["running"] + state["rollouts"]["scoring"] == state["rollouts"]["total"]
+
+
+async def test_a_task_that_teaches_nothing_gets_half_the_groups(world):
+    varied = alternating()
+    world.score = lambda lease: 1.0 if lease.task_id == "task-0" else varied(lease)
+    await world.submit(run_file(train={"steps": 16, "groups_per_step": 1, "max_staleness": 0}))
+    async with everyone(world):
+        state = await world.until_over()
+    assert state["state"] == "done"
+    easy, *others = rows(
+        world,
+        "SELECT count(*) FROM groups JOIN tasks ON digest = task_digest GROUP BY task_id ORDER BY task_id",
+    )
+    assert [trained for (trained,) in others] == [8, 8]
+    assert easy[0] in (4, 5)
 
 
 async def test_credit_and_concurrency_bound_what_is_in_flight(world):

@@ -19,7 +19,7 @@ from evener_orchestrator.ledger.groups import spread
 from evener_orchestrator.ledger.migrate import migrate
 from evener_orchestrator.ledger.progress import expected_groups
 from evener_orchestrator.reward import reward
-from evener_orchestrator.schedule import pick
+from evener_orchestrator.schedule import pick_harness, pick_task
 from evener_orchestrator.states import GroupState, IllegalTransition, RolloutState, moved, sources
 from tests.unit.orchestrator.world import run_file
 
@@ -50,17 +50,32 @@ def test_wilson_has_the_textbook_values():
     assert wilson(5, 5)[1] == pytest.approx(1.0)
 
 
-@given(seed=st.integers(0, 99), tasks=st.integers(1, 9), epoch=st.integers(0, 3))
-def test_an_epoch_is_every_task_once(seed, tasks, epoch):
-    names = [f"t{n}" for n in range(tasks)]
-    numbers = range(epoch * tasks, (epoch + 1) * tasks)
-    picked = [pick(number, seed=seed, tasks=names, harnesses=[Harness(name="pi")])[0] for number in numbers]
-    assert sorted(picked) == names
+@given(seed=st.integers(0, 99), tasks=st.integers(1, 9), passes=st.integers(1, 4))
+def test_a_pass_is_every_task_once(seed, tasks, passes):
+    turns = [0] * tasks
+    for done in range(passes):
+        picked = []
+        for _ in range(tasks):
+            picked.append(pick_task(turns, seed=seed))
+            turns[picked[-1]] += 1
+        assert sorted(picked) == list(range(tasks))
+        assert turns == [done + 1] * tasks
+
+
+@given(seed=st.integers(0, 99), skipped=st.sets(st.integers(0, 8), min_size=1))
+def test_a_task_whose_group_was_skipped_sits_the_next_pass_out(seed, skipped):
+    turns = [2 if task in skipped else 1 for task in range(9)]
+    picked = []
+    for _ in range(2 * 9 - len(skipped)):
+        picked.append(pick_task(turns, seed=seed))
+        turns[picked[-1]] += 1
+    assert set(picked[: 9 - len(skipped)]) == set(range(9)) - skipped
+    assert sorted(picked[9 - len(skipped) :]) == list(range(9))
 
 
 def test_harnesses_share_by_weight():
     harnesses = [Harness(name="pi", weight=3), Harness(name="codex", weight=1)]
-    picked = [pick(number, seed=0, tasks=["t"], harnesses=harnesses)[1].name for number in range(400)]
+    picked = [pick_harness(number, seed=0, harnesses=harnesses).name for number in range(400)]
     assert picked.count("pi") == pytest.approx(300, abs=40)
 
 
