@@ -137,8 +137,11 @@ class Sampler(Protocol):
         """Sample one reply. Raises EngineUnavailable, EngineRefused, InfraError."""
         ...
 
-    async def tokenize(self, request: SampleRequest) -> int:
-        """The length in tokens of the request's prompt. Raises EngineUnavailable, EngineRefused."""
+    async def tokenize(self, request: SampleRequest) -> int | None:
+        """The length in tokens of the request's prompt; None where the engine does not count (a hosted API).
+
+        Raises EngineUnavailable, EngineRefused.
+        """
         ...
 
     async def status(self) -> EngineStatus:
@@ -248,6 +251,9 @@ _PLAIN = (
 )
 
 
+_NO_ROUTE = (404, 405)
+
+
 class VllmSampler:
     """vLLM, our CPU engine, or a hosted API, at ``url`` (without ``/v1``). Close it when done.
 
@@ -258,6 +264,8 @@ class VllmSampler:
         self._url = url.rstrip("/")
         self._model = model
         self._plain = False
+        self._level: Level | None = None
+        self._counts = True
         self._http = HttpClient(self._url, connect_s=connect_s, key=key)
 
     @property
@@ -272,14 +280,27 @@ class VllmSampler:
     async def sample(self, request: SampleRequest) -> Sample:
         """One trip on the chat route; leaving it (cancellation) closes the connection, which aborts the generation."""
         body = await self._request("POST", "/v1/chat/completions", _encode(_plain(request) if self._plain else request))
-        return parse_reply(body)
+        sample = parse_reply(body)
+        self._level = sample.level
+        return sample
 
-    async def tokenize(self, request: SampleRequest) -> int:
-        """Count the prompt with ``/tokenize``, which renders messages and tools as the chat route does."""
+    async def tokenize(self, request: SampleRequest) -> int | None:
+        """Count the prompt with ``/tokenize``, which renders messages and tools as the chat route does.
+
+        What gives no tokens and has no such route is not asked for it again.
+        """
+        if not self._counts:
+            return None
         document: dict[str, Any] = {"model": request.model, "messages": request.messages, "add_generation_prompt": True}
         if request.tools is not None:
             document["tools"] = request.tools
-        return _decode(await self._request("POST", "/tokenize", _encode(document)), _Count).count
+        try:
+            return _decode(await self._request("POST", "/tokenize", _encode(document)), _Count).count
+        except EngineRefused as error:
+            if error.status not in _NO_ROUTE:
+                raise
+        self._counts = self._level != "text"
+        return None
 
     async def status(self) -> EngineStatus:
         """Model and window from ``/v1/models``, version from ``/weight_info`` (404: never updated)."""

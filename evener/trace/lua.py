@@ -2,15 +2,33 @@
 
 A session is one Redis hash. Its fields: ``state`` (open, sealed, deleted), ``spec``, ``opened``, ``key`` (SHA-256 of the key),
 the counters ``number``, ``committed``, ``aborted``, ``lost``, ``flight``, ``sampled``, ``reserved``, ``failures``,
-``prompt_max`` and ``undelivered``, ``heads``, ``spent``, ``fault``, ``error``, ``call:ID`` for a call in flight ("number grant
-replica"), ``body:DIGEST`` for the last call with this request body ("number call"), ``record:N``, ``mark:N`` (delivered), and
-``text:DIGEST``. A deleted session leaves a hash with the state alone (a tombstone), so that its late words are refused.
+``prompt_max`` and ``undelivered``, ``heads``, ``spent``, ``fault``, ``error``, ``server`` (where it was opened), ``begun``
+(when its last call began, by Redis's clock in us), ``call:ID`` for a call in flight ("number grant replica"), ``body:DIGEST``
+for the calls with this request body (lines of "number call replica"), ``record:N``, ``mark:N`` ("yes" or "no" and since when,
+"unknown" and the call that is sending it again, "ended" and since when), and ``text:DIGEST``. A deleted session leaves a hash
+with the state alone (a tombstone), so that its late words are refused.
+
+The last argument of every script names the server (`evener.trace.lane`). A session that was opened on another one may lack what
+was committed since: it takes no further call, and its fault is ours.
 """
+
+from evener.trace import resend
 
 KEY_PREFIX = "evener:key:"
 SESSION_PREFIX = "evener:session:"
 REPLICA_PREFIX = "evener:replica:"
 SEALED_CHANNEL = "evener:sealed"
+
+_CLOCK, _CHOOSE, _ENDED = resend.scripts(REPLICA_PREFIX)
+
+_LOST = """
+local function lost(state, server)
+  if state ~= 'open' or not server or server == ARGV[#ARGV] then return false end
+  redis.call('HSET', KEYS[1], 'fault', 'session_lost', 'error', 'Redis was restarted or replaced, and may have lost calls')
+  redis.call('HDEL', KEYS[1], 'spent')
+  return true
+end
+"""
 
 # KEYS: session, key index. ARGV: session id, key hash, spec, opened, ttl in seconds.
 OPEN = """
@@ -18,7 +36,7 @@ local held = redis.call('HMGET', KEYS[1], 'state', 'key')
 if held[1] then
   return (held[2] == ARGV[2]) and 'ok' or 'exists'
 end
-redis.call('HSET', KEYS[1], 'state', 'open', 'key', ARGV[2], 'spec', ARGV[3], 'opened', ARGV[4])
+redis.call('HSET', KEYS[1], 'state', 'open', 'key', ARGV[2], 'spec', ARGV[3], 'opened', ARGV[4], 'server', ARGV[#ARGV])
 redis.call('EXPIRE', KEYS[1], ARGV[5])
 redis.call('SET', KEYS[2], ARGV[1], 'EX', ARGV[5])
 return 'ok'
@@ -34,19 +52,26 @@ return found
 """.replace("%SESSION%", SESSION_PREFIX)
 
 # KEYS: session. ARGV: call, replica, asked tokens, calls allowed, tokens allowed, wall spent (1) or not, digest of the body,
-# sent again (1) or not, digests of texts. Returns ok, number, grant, heads, which texts are known ("10..."); or stored and the
-# number of the call whose reply the agent has not got; or the refusal.
-INTENT = """
+# sent again (1) or not, the call that was waited for or 0, waited for long enough (1) or not, digests of texts. Returns ok,
+# number, grant, heads, which texts are known ("10..."); or stored and the number of the call whose reply the agent has not got;
+# or the refusal, busy with the number of the call to wait for, where it is one.
+INTENT = (
+    _LOST
+    + _CLOCK
+    + _CHOOSE
+    + """
 local call, body = 'call:' .. ARGV[1], 'body:' .. ARGV[7]
-local v = redis.call('HMGET', KEYS[1], 'state', 'number', 'committed', 'flight', 'sampled', 'reserved', 'heads', call, body)
+local v = redis.call('HMGET', KEYS[1], 'state', 'number', 'committed', 'flight', 'sampled', 'reserved', 'heads', call, body,
+  'server', 'begun')
 if not v[1] or v[1] == 'deleted' then return {'gone'} end
 if v[1] ~= 'open' then return {'sealed'} end
+if lost(v[1], v[10]) then return {'lost'} end
+local list = ''
 if v[9] and not v[8] then
-  local before, id = string.match(v[9], '^(%d+) (.*)$')
-  local f = redis.call('HMGET', KEYS[1], 'mark:' .. before, 'call:' .. id)
-  if redis.call('HEXISTS', KEYS[1], 'record:' .. before) == 1 then
-    if ARGV[8] == '1' or f[1] == 'no' then return {'stored', before} end
-  elseif ARGV[8] == '1' and f[2] and ARGV[6] ~= '1' then return {'busy'} end
+  local taken, wait
+  taken, wait, list = earlier(body, v[9], ARGV[1], ARGV[2], ARGV[8] == '1', ARGV[10] == '1', ARGV[9], tonumber(v[11] or 0))
+  if taken then return {'stored', taken} end
+  if wait and ARGV[6] ~= '1' then return {'busy', wait} end
 end
 local number, grant
 if v[8] then
@@ -68,20 +93,25 @@ else
   number = string.format('%d', tonumber(v[2] or 0) + 1)
   grant = string.format('%d', math.min(asked, left))
   redis.call('HSET', KEYS[1], 'number', number, 'flight', flight + 1, 'reserved', string.format('%d', reserved + grant),
-    call, number .. ' ' .. grant .. ' ' .. ARGV[2], body, number .. ' ' .. ARGV[1])
+    call, number .. ' ' .. grant .. ' ' .. ARGV[2], body, list .. number .. ' ' .. ARGV[1] .. ' ' .. ARGV[2] .. '\\n',
+    'begun', string.format('%.0f', now()))
 end
 local known = ''
-for i = 9, #ARGV do known = known .. redis.call('HEXISTS', KEYS[1], 'text:' .. ARGV[i]) end
+for i = 11, #ARGV - 1 do known = known .. redis.call('HEXISTS', KEYS[1], 'text:' .. ARGV[i]) end
 return {'ok', number, grant, v[7] or '', known}
 """
+)
 
 # KEYS: session. ARGV: call, number, record, head, sampled, prompt tokens, failures, bytes of heads kept, (digest, text)...
-COMMIT = """
+COMMIT = (
+    _LOST
+    + """
 local call = 'call:' .. ARGV[1]
 local v = redis.call('HMGET', KEYS[1], 'state', call, 'committed', 'flight', 'sampled', 'reserved', 'heads', 'prompt_max',
-  'failures')
+  'failures', 'server')
 if not v[1] or v[1] == 'deleted' then return 'gone' end
 if v[1] ~= 'open' then return 'sealed' end
+if lost(v[1], v[10]) then return 'lost' end
 if not v[2] then
   return redis.call('HEXISTS', KEYS[1], 'record:' .. ARGV[2]) == 1 and 'ok' or 'released'
 end
@@ -95,18 +125,26 @@ redis.call('HSET', KEYS[1], 'record:' .. ARGV[2], ARGV[3],
   'prompt_max', string.format('%d', math.max(tonumber(v[8] or 0), tonumber(ARGV[6]))),
   'failures', string.format('%d', tonumber(v[9] or 0) + tonumber(ARGV[7])))
 redis.call('HDEL', KEYS[1], call, 'fault', 'error')
-for i = 9, #ARGV, 2 do redis.call('HSETNX', KEYS[1], 'text:' .. ARGV[i], ARGV[i + 1]) end
+for i = 9, #ARGV - 1, 2 do redis.call('HSETNX', KEYS[1], 'text:' .. ARGV[i], ARGV[i + 1]) end
 return 'ok'
 """
+)
 
-# KEYS: session. ARGV: call, failures, fault or '', error or '', budget spent or ''.
-RELEASE = """
+# KEYS: session. ARGV: call, failures, fault or '', error or '', budget spent or '', digest of the body. Of a call that was
+# committed after all, or had taken a stored reply, the agent has not got the reply.
+RELEASE = (
+    _CLOCK
+    + _ENDED
+    + """
 local call = 'call:' .. ARGV[1]
-local v = redis.call('HMGET', KEYS[1], 'state', call, 'flight', 'reserved', 'aborted', 'failures')
+local v = redis.call('HMGET', KEYS[1], 'state', call, 'flight', 'reserved', 'aborted', 'failures', 'body:' .. ARGV[6])
 if not v[1] or v[1] == 'deleted' then return 'gone' end
 if v[1] ~= 'open' then return 'sealed' end
-if not v[2] then return 'ok' end
-local grant = string.match(v[2], '^%d+ (%d+)')
+if not v[2] then
+  missed(KEYS[1], v[7], ARGV[1])
+  return 'ok'
+end
+local number, grant = string.match(v[2], '^(%d+) (%d+)')
 redis.call('HSET', KEYS[1], 'flight', string.format('%d', tonumber(v[3]) - 1),
   'reserved', string.format('%d', tonumber(v[4]) - grant),
   'aborted', string.format('%d', tonumber(v[5] or 0) + 1),
@@ -114,41 +152,54 @@ redis.call('HSET', KEYS[1], 'flight', string.format('%d', tonumber(v[3]) - 1),
 if ARGV[3] ~= '' then redis.call('HSET', KEYS[1], 'fault', ARGV[3], 'error', ARGV[4]) end
 if ARGV[5] ~= '' then redis.call('HSET', KEYS[1], 'spent', ARGV[5]) end
 redis.call('HDEL', KEYS[1], call)
+ended(KEYS[1], number)
 return 'ok'
 """
+)
 
-# KEYS: sessions. ARGV: number and mark, a pair for each session.
-MARK = """
+# KEYS: sessions. ARGV: number, mark and how long ago (us), for each session.
+MARK = (
+    _CLOCK
+    + """
 for i, session in ipairs(KEYS) do
   if redis.call('HGET', session, 'state') == 'open' then
-    redis.call('HSET', session, 'mark:' .. ARGV[2 * i - 1], ARGV[2 * i])
+    local number, mark, age = ARGV[3 * i - 2], ARGV[3 * i - 1], tonumber(ARGV[3 * i])
+    redis.call('HSET', session, 'mark:' .. number, mark .. ' ' .. string.format('%.0f', now() - age))
   end
 end
 return 'ok'
 """
+)
 
 # KEYS: replica, sessions. ARGV: ttl in milliseconds. Returns the state of each session.
 BEAT = """
 redis.call('SET', KEYS[1], '1', 'PX', ARGV[1])
 local states = {}
-for i = 2, #KEYS do states[i - 1] = redis.call('HGET', KEYS[i], 'state') or 'gone' end
+for i = 2, #KEYS do
+  local v = redis.call('HMGET', KEYS[i], 'state', 'server')
+  states[i - 1] = v[2] and v[2] ~= ARGV[#ARGV] and 'lost' or v[1] or 'gone'
+end
 return states
 """
 
 # Ends the calls whose replica is dead (lost) and, where asked, those whose replica is alive (aborted).
-_END_CALLS = """
+_END_CALLS = (
+    _CLOCK
+    + _ENDED
+    + """
 local function end_calls(session, also_alive)
   local v = redis.call('HMGET', session, 'flight', 'reserved', 'aborted', 'lost')
   local flight, reserved = tonumber(v[1] or 0), tonumber(v[2] or 0)
   local aborted, lost = tonumber(v[3] or 0), tonumber(v[4] or 0)
   for _, field in ipairs(redis.call('HKEYS', session)) do
     if string.sub(field, 1, 5) == 'call:' then
-      local grant, replica = string.match(redis.call('HGET', session, field), '^%d+ (%d+) (.*)$')
+      local number, grant, replica = string.match(redis.call('HGET', session, field), '^(%d+) (%d+) (.*)$')
       local alive = redis.call('EXISTS', '%REPLICA%' .. replica) == 1
       if also_alive or not alive then
         if alive then aborted = aborted + 1 else lost = lost + 1 end
         flight, reserved = flight - 1, reserved - grant
         redis.call('HDEL', session, field)
+        ended(session, number)
       end
     end
   end
@@ -156,6 +207,7 @@ local function end_calls(session, also_alive)
     'aborted', string.format('%d', aborted), 'lost', string.format('%d', lost))
 end
 """.replace("%REPLICA%", REPLICA_PREFIX)
+)
 
 # KEYS: session. Ends the calls of dead replicas, so that they hold no budget.
 REAP = (
@@ -168,15 +220,18 @@ return 'ok'
 
 # KEYS: session. Returns committed, aborted, lost, undelivered; or nothing where there is no such session.
 SEAL = (
-    _END_CALLS
+    _LOST
+    + _END_CALLS
     + """
-local state = redis.call('HGET', KEYS[1], 'state')
+local held = redis.call('HMGET', KEYS[1], 'state', 'server')
+local state = held[1]
 if not state or state == 'deleted' then return {} end
 if state == 'open' then
+  lost(state, held[2])
   end_calls(KEYS[1], true)
   local undelivered = 0
   for _, field in ipairs(redis.call('HKEYS', KEYS[1])) do
-    if string.sub(field, 1, 5) == 'mark:' and redis.call('HGET', KEYS[1], field) == 'no' then
+    if string.sub(field, 1, 5) == 'mark:' and string.sub(redis.call('HGET', KEYS[1], field), 1, 2) == 'no' then
       undelivered = undelivered + 1
     end
   end

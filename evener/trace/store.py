@@ -20,19 +20,21 @@ from evener.trace.session import BudgetSpent, SessionSpec, SessionState
 
 KEEP_S = 24 * 3600  # after its wall budget an unfetched session, and after its deletion a tombstone, lives this long
 
-Refusal = Literal["gone", "sealed", "released", "busy", "calls", "tokens", "wall"]
+Refusal = Literal["gone", "sealed", "lost", "released", "busy", "calls", "tokens", "wall"]
 _spec = msgspec.msgpack.Decoder(SessionSpec)
 
 
 class Refused(Exception):
     """The session does not take this word: it is gone or sealed, the call was released, or a budget is spent.
 
-    ``busy``: calls in flight hold the rest of a budget, or the first sending of this body is still answered; ask again when
-    one has ended.
+    ``lost``: the server is not the one that the session was opened on, or has been restarted since, and may have lost calls.
+    ``busy``: calls in flight hold the rest of a budget, or call ``number`` has to end, or to be marked, before it can be said
+    whether this is its body sent again (`evener.trace.resend`); ask again soon.
     """
 
-    def __init__(self, reason: Refusal) -> None:
+    def __init__(self, reason: Refusal, number: int = 0) -> None:
         self.reason: Refusal = reason
+        self.number = number
         super().__init__(reason)
 
 
@@ -76,11 +78,25 @@ class Commit(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """Whether the agent was seen to take the reply of a call."""
+    """Whether the agent was seen to take the reply of a call, and since when (``time.monotonic()``; None: now)."""
 
     session_id: str
     number: int
-    delivered: Delivered
+    delivered: Literal["yes", "no"]
+    since: float | None = None
+
+
+class Sending(NamedTuple):
+    """One sending of a request: a digest of its ``body``, and whether the client says that it sends it ``again``.
+
+    ``waited_for``: the call that an earlier intent of this sending was refused for as ``busy``, 0 for none; ``patience_over``:
+    a mark has been waited for long enough.
+    """
+
+    body: bytes
+    again: bool = False
+    waited_for: int = 0
+    patience_over: bool = False
 
 
 class TraceStore:
@@ -120,23 +136,22 @@ class TraceStore:
         replica: str,
         asked: int,
         digests: Sequence[str],
-        body: bytes,
-        sent_again: bool,
+        sending: Sending,
     ) -> Intent | Stored:
         """Number a call and reserve up to ``asked`` sampled tokens for it, before it is dispatched. Raises Refused.
 
-        ``body``: a digest of the request. Where its last call was answered, but not to an agent that has left, and where the
-        client says that this is ``sent_again``, the call is the stored one.
+        `evener.trace.resend` says when a sending takes the reply of an earlier call instead.
         """
         spec = session.spec
         wall_spent = time.time() - session.opened >= spec.budget.wall_s
         budget = (spec.budget.calls, spec.budget.sampled_tokens, int(wall_spent))
-        args = (call_id, replica, asked, *budget, body, int(sent_again), *digests)
+        sent = (sending.body, int(sending.again), sending.waited_for, int(sending.patience_over))
+        args = (call_id, replica, asked, *budget, *sent, *digests)
         answer = await self._lane.run(lua.INTENT, [_key(spec.session_id)], args)
         if answer[0] == b"stored":
             return Stored(int(answer[1]))
         if answer[0] != b"ok":
-            raise Refused(cast("Refusal", answer[0].decode()))
+            raise Refused(cast("Refusal", answer[0].decode()), *map(int, answer[1:]))
         _, number, grant, heads, known = answer
         return Intent(int(number), int(grant), unpack_heads(heads), [flag == ord("1") for flag in known])
 
@@ -162,20 +177,25 @@ class TraceStore:
         self,
         session_id: str,
         call_id: str,
+        body: bytes,
         *,
         failures: int = 0,
         fault: str = "",
         error: str = "",
         spent: BudgetSpent | None = None,
     ) -> None:
-        """End a call that has no reply, and give its reservation back. A session that is not open changes nothing."""
-        await self._lane.run(lua.RELEASE, [_key(session_id)], (call_id, failures, fault, error, spent or ""))
+        """End a call whose client got no reply, and give its reservation back. A session that is not open changes nothing.
+
+        Where the call was committed all the same, or had taken a stored reply, that reply is marked as missed.
+        """
+        await self._lane.run(lua.RELEASE, [_key(session_id)], (call_id, failures, fault, error, spent or "", body))
 
     async def mark(self, marks: Sequence[Mark]) -> None:
         """Note what was delivered; sessions that are not open change nothing."""
+        now = time.monotonic()
         args: list[Any] = []
         for mark in marks:
-            args += (mark.number, mark.delivered)
+            args += (mark.number, mark.delivered, 0 if mark.since is None else round((now - mark.since) * 1e6))
         await self._lane.run(lua.MARK, [_key(mark.session_id) for mark in marks], args)
 
     async def beat(self, replica: str, *, lease_s: float, sessions: Iterable[str]) -> set[str]:
@@ -241,7 +261,7 @@ class TraceStore:
             if kind == b"record":
                 stored[int(name)] = value
             elif kind == b"mark":
-                delivered[int(name)] = cast("Delivered", value.decode())
+                delivered[int(name)] = cast("Delivered", value.split(b" ")[0].decode())
         return decode_all(stored, delivered)
 
     async def reply(self, session_id: str, number: int) -> dict[str, Any] | None:

@@ -15,8 +15,9 @@ from redis.exceptions import RedisError
 from starlette.routing import Route
 
 from evener import log
+from evener.trace.store import Sending
 from evener_proxy.calls import Calls
-from evener_proxy.canonical import CallError, CountingDialect, Dialect, ModelInfo, R, Sending
+from evener_proxy.canonical import CallError, CountingDialect, Dialect, ModelInfo, R
 from evener_proxy.delivery import Delivery, Headers, Receive, Send, send_json
 from evener_proxy.dialects.anthropic import AnthropicDialect
 from evener_proxy.dialects.chat import ChatDialect

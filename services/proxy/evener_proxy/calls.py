@@ -2,7 +2,8 @@
 
 A failure of an engine is never the policy's reply: it is asked again inside, for up to `RETRY_S`, and then told as 503. A
 call that does not end in a commit is released, whatever ends it, so that it holds no budget. A request that is sent again
-because its reply did not arrive gets that reply; a spent budget is a last reply of ours. Called by the delivery.
+because its reply did not arrive gets that reply (`evener.trace.resend`); a spent budget is a last reply of ours. Called by the
+delivery.
 """
 
 import asyncio
@@ -22,27 +23,19 @@ from evener.ids import new_id
 from evener.trace.prefix import Head, find_base, find_messages_base, message_digests, prefix_digests
 from evener.trace.record import NO_BASE, CallRecord, Ids, encode
 from evener.trace.session import BudgetSpent
-from evener.trace.store import Commit, Intent, Mark, OpenedSession, Refused, Stored
+from evener.trace.store import Commit, Intent, Mark, OpenedSession, Refused, Sending, Stored
 from evener_proxy import budget
 from evener_proxy.budget import Spent
-from evener_proxy.canonical import CallError, CallRequest, Dialect, R, Reply, Sending, mint_reply
+from evener_proxy.canonical import CallError, CallRequest, Dialect, R, Reply, mint_reply
 from evener_proxy.engines import Engine, Engines
+from evener_proxy.faults import Fault, engine_fault, refusal, request_fault, uncaptured
 from evener_proxy.metrics import Metrics
-from evener_proxy.sessions import Sessions, sealed_session, unknown_key
+from evener_proxy.sessions import Sessions, unknown_key
 
 RETRY_S = 60.0  # a restarted engine is back within a minute; agents wait longer than that for a reply
 BUSY_S = 0.05
+MARK_S = 2.0  # a mark is written 0.05 s after a reply is sent; one that takes longer is of a connection that hangs
 _log = log.get("proxy")
-
-
-class Fault(Exception):
-    """A call that ends without a sample: what the agent is told, and what the session keeps of it (cause and detail)."""
-
-    def __init__(self, error: CallError, *, cause: str = "", detail: str = "") -> None:
-        self.error = error
-        self.cause = cause
-        self.detail = detail
-        super().__init__(str(error))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +80,9 @@ class Calls:
                 f"{request.constrained}: constrained decoding is refused in training sessions",
                 param=request.constrained,
             )
-        call = _Call(new_id(), session, request, dialect.name, dialect.call_prefix, time.time())
+        call = _Call(new_id(), session, request, dialect.name, dialect.call_prefix, time.time(), sending)
         try:
-            intent = await self._intent(call, sending)
+            intent = await self._intent(call)
             if isinstance(intent, Stored):
                 return await self._stored(call, intent.number)
             asked = await self._ask(call, intent)
@@ -97,7 +90,7 @@ class Calls:
         except RedisError as error:
             _log.error("store_failed", session_id=spec.session_id, call_id=call.id, error=str(error))
             await self._release(call)  # of a commit that did land there is nothing to release
-            raise _uncaptured() from error
+            raise uncaptured() from error
         except Fault as fault:
             await self._release(call, fault=fault)
             raise fault.error from fault
@@ -106,23 +99,29 @@ class Calls:
             self._metrics.spent[spent.budget] += 1
             return Answered(None, budget.last_reply(spent.budget), spent.budget)
         except BaseException:
-            if not call.committed:
+            if not call.settled:
                 await self._release(call)
             raise
 
     async def count(self, session: OpenedSession, request: CallRequest) -> int:
-        """The prompt's length in tokens, by the engine's own template and tokenizer; leaves no call. Raises CallError."""
+        """The prompt's length in tokens, by the engine's own template and tokenizer; leaves no call.
+
+        Raises CallError, 404 where the engine does not count: an estimate would be taken for the count.
+        """
         spec = session.spec
         try:
             engine, status = await self._engines.pick(spec, attempt=0)
-            return await engine.sampler.tokenize(_to_sample(request, status.model, spec.sampling.temperature))
+            tokens = await engine.sampler.tokenize(_to_sample(request, status.model, spec.sampling.temperature))
         except EngineUnavailable as error:
-            raise _engine_fault("engine_unavailable", str(error)).error from error
+            raise engine_fault("engine_unavailable", str(error)).error from error
         except InfraError as error:
-            raise _engine_fault(error.cause, error.detail).error from error
+            raise engine_fault(error.cause, error.detail).error from error
         except EngineRefused as error:
             message = error.message if error.told else "the inference engine refused the request"
             raise CallError(400, "invalid_request", message, param=error.param) from error
+        if tokens is None:
+            raise CallError(404, "not_counted", "the inference engine does not count tokens")
+        return tokens
 
     def window(self, session: OpenedSession) -> int | None:
         """Tokens that prompt and completion of one call may have together; None where nothing says."""
@@ -136,14 +135,15 @@ class Calls:
         self._metrics.replayed += 1
         return Answered(number, msgspec.convert(reply, Reply))
 
-    async def _intent(self, call: "_Call", sending: Sending) -> Intent | Stored:
+    async def _intent(self, call: "_Call") -> Intent | Stored:
         try:
             _, status = await self._pick(call)
         except EngineUnavailable:
             status = None  # the budget is asked first; the engine is asked for again, and waited for, after it
         window = budget.window_of(call.session.spec, status)
         asked = budget.to_reserve(call.session.spec, call.request, window)
-        pause = BUSY_S
+        pause, began = BUSY_S, time.monotonic()
+        sending = call.sending
         while True:
             try:
                 return await self._store.intent(
@@ -152,12 +152,12 @@ class Calls:
                     replica=self._sessions.replica,
                     asked=asked,
                     digests=list(call.texts),
-                    body=sending.digest,
-                    sent_again=sending.again,
+                    sending=sending,
                 )
             except Refused as refused:
                 if refused.reason != "busy":
-                    raise _refusal(refused) from refused
+                    raise refusal(refused) from refused
+                sending = sending._replace(waited_for=refused.number, patience_over=time.monotonic() - began > MARK_S)
             await self._store.reap(call.session.spec.session_id)
             await asyncio.sleep(pause)
             pause = min(2 * pause, 1.0)
@@ -174,9 +174,9 @@ class Calls:
                 self._metrics.engine_failures += 1
                 _log.warning("engine_failed", call_id=call.id, session_id=call.session.spec.session_id, error=str(error))
                 if time.monotonic() + pause > deadline:
-                    raise _engine_fault("engine_unavailable", str(error)) from error
+                    raise engine_fault("engine_unavailable", str(error)) from error
             except InfraError as error:
-                raise _engine_fault(error.cause, error.detail) from error
+                raise engine_fault(error.cause, error.detail) from error
             await asyncio.sleep(pause)
             pause = min(2 * pause, 5.0)
 
@@ -195,7 +195,7 @@ class Calls:
             )
             sample = await engine.sampler.sample(body)
         except EngineRefused as error:
-            raise _request_fault(error) from error
+            raise request_fault(error) from error
         if sample.flaw is not None:
             self._metrics.flawed += 1
             _log.warning("flawed_reply", call_id=call.id, engine=engine.sampler.name, flaw=sample.flaw)
@@ -212,26 +212,33 @@ class Calls:
     async def _commit(self, call: "_Call", intent: Intent, asked: _Asked) -> Answered:
         reply = mint_reply(asked.sample, call.prefix)
         commit = _to_commit(call, intent, asked, reply)
-        session_id = call.session.spec.session_id
-        writing = asyncio.ensure_future(self._store.commit(session_id, commit))
+        writing = asyncio.ensure_future(self._store.commit(call.session.spec.session_id, commit))
         try:
             await asyncio.shield(writing)
         except Refused as refused:
-            raise _refusal(refused) from refused
+            raise refusal(refused) from refused
         except asyncio.CancelledError:
-            # The write is under way, and a write cannot be taken back: see it through, and record that nobody waited.
+            # The write is under way, and a write cannot be taken back. Whatever becomes of it is recorded when it ends; to
+            # wait for that is for the next sending's sake, and may be cut short.
+            call.settled = True
+            writing.add_done_callback(lambda ended: self._alone(call, intent, ended))
             await asyncio.wait((writing,))
-            if writing.exception() is None:
-                call.committed = True
-                self._metrics.undelivered += 1
-                self._sessions.mark(Mark(session_id, intent.number, "no"))
             raise
-        call.committed = True
+        call.settled = True
         self._metrics.calls += 1
         self._metrics.hosted_tools += call.request.hosted_tools
         self._metrics.prompt_tokens += commit.prompt_tokens
         self._metrics.sampled_tokens += commit.sampled
         return Answered(intent.number, reply)
+
+    def _alone(self, call: "_Call", intent: Intent, commit: "asyncio.Future[None]") -> None:
+        """A commit has ended for which nobody waited any more."""
+        error = None if commit.cancelled() else commit.exception()
+        if error is None and not commit.cancelled():
+            self._metrics.undelivered += 1
+            self._sessions.mark(Mark(call.session.spec.session_id, intent.number, "no"))
+        elif not isinstance(error, Refused):
+            self._sessions.owe_release(call.session.spec.session_id, call.id, call.sending.body)
 
     async def _release(self, call: "_Call", *, fault: Fault | None = None, spent: BudgetSpent | None = None) -> None:
         """Give the reservation back. A failure here is not the agent's: it is tried again, and the seal ends what is left."""
@@ -239,6 +246,7 @@ class Calls:
             await self._store.release(
                 call.session.spec.session_id,
                 call.id,
+                call.sending.body,
                 failures=call.failures,
                 fault=fault.cause if fault else "",
                 error=fault.detail if fault else "",
@@ -246,14 +254,23 @@ class Calls:
             )
         except RedisError as error:
             _log.error("release_failed", call_id=call.id, error=str(error))
-            self._sessions.owe_release(call.session.spec.session_id, call.id)
+            self._sessions.owe_release(call.session.spec.session_id, call.id, call.sending.body)
 
 
 class _Call:
-    """What is known of a call before it is sampled. ``texts``: its system texts and tool list by digest."""
+    """What is known of a call before it is sampled. ``texts``: its system texts and tool list by digest. ``settled``: it was
+    committed, or what becomes of its commit is seen to.
+    """
 
     def __init__(
-        self, call_id: str, session: OpenedSession, request: CallRequest, dialect: str, prefix: str, started: float
+        self,
+        call_id: str,
+        session: OpenedSession,
+        request: CallRequest,
+        dialect: str,
+        prefix: str,
+        started: float,
+        sending: Sending,
     ) -> None:
         self.id = call_id
         self.session = session
@@ -261,8 +278,9 @@ class _Call:
         self.dialect = dialect
         self.prefix = prefix
         self.started = started
+        self.sending = sending
         self.failures = 0
-        self.committed = False
+        self.settled = False
         self.system_digests = [_digest(message) for message in request.messages[: request.systems]]
         self.tools_digest = _digest(request.tools) if request.tools is not None else None
         self.texts = dict(zip(self.system_digests, request.messages, strict=False))
@@ -359,35 +377,6 @@ def _check_version(pinned: int | None, sample: Sample, status: EngineStatus, com
         found = {status.version, completed}
     if found - {pinned}:
         raise InfraError("version_changed", f"the session is pinned to version {pinned}, the reply has {sorted(found)}")
-
-
-def _engine_fault(cause: str, detail: str) -> Fault:
-    """The detail names hosts, which are not the agent's business."""
-    error = CallError(503, cause, f"the inference engine failed ({cause})", retry_after=5)
-    return Fault(error, cause=cause, detail=detail)
-
-
-def _request_fault(error: EngineRefused) -> Fault | Spent:
-    if error.context_full:
-        return Spent("context")
-    if error.status in (400, 422):
-        message = error.message if error.told else "the inference engine refused the request"
-        return Fault(CallError(400, "invalid_request", message, param=error.param), detail=error.message)
-    return _engine_fault("engine_error", str(error))
-
-
-def _refusal(refused: Refused) -> Fault | Spent:
-    if refused.reason == "gone":
-        return Fault(unknown_key())
-    if refused.reason == "sealed":
-        return Fault(sealed_session())
-    if refused.reason in ("released", "busy"):  # this replica was silent for longer than its lease, and another gave it up
-        return Fault(_uncaptured())
-    return Spent(refused.reason)
-
-
-def _uncaptured() -> CallError:
-    return CallError(503, "capture_unavailable", "the capture store does not answer", retry_after=5)
 
 
 def _digest(text: msgspec.Raw) -> str:

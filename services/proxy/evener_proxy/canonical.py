@@ -4,6 +4,7 @@ The canonical form of a message or a tool is OpenAI's chat form as raw JSON, sin
 needs no change is passed on byte for byte.
 """
 
+import re
 import secrets
 import time
 from dataclasses import dataclass
@@ -19,8 +20,9 @@ class CallRequest:
     """What the agent asked. ``messages`` begin with ``systems`` system messages.
 
     ``max_tokens`` and ``stop`` are honoured; the other sampling wishes are in ``asked`` for the record. ``constrained`` names
-    the field that asks for constrained decoding, None where nothing does. ``hosted_tools``: how many tools were left out
-    because only the vendor can run them. A dialect adds in a class of its own what its replies repeat of the request.
+    the field that asks for constrained decoding, None where nothing does. ``hosted_tools``: how many tools, and items of such
+    tools, were left out because only the vendor can run them. A dialect adds in a class of its own what its replies repeat of
+    the request.
     """
 
     model: str
@@ -55,27 +57,35 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     completion_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Sending:
-    """One arrival of a request: a digest of what was sent, and whether the client says that it sends it ``again``."""
-
-    digest: bytes
-    again: bool
+REPLY_DIGITS = 20
+"""So many digits of a reply's id are also in the ids of its calls; the last four of those count them."""
+_call_id = re.compile(r"[a-z]+_([0-9a-f]{20})[0-9a-f]{4}")
 
 
 def mint_reply(sample: Sample, call_prefix: str) -> Reply:
     """The reply of a sample. Ids are ours, so that an echoed tool call can be matched with the call that made it."""
+    reply_id = secrets.token_hex(12)
+    stem = call_prefix + reply_id[:REPLY_DIGITS]
     return Reply(
-        id=secrets.token_hex(12),
+        id=reply_id,
         created=int(time.time()),
         content=sample.content,
         reasoning=sample.reasoning,
-        tool_calls=[ToolCall(call_prefix + secrets.token_hex(12), each.name, each.arguments) for each in sample.tool_calls],
+        tool_calls=[ToolCall(f"{stem}{index:04x}", each.name, each.arguments) for index, each in enumerate(sample.tool_calls)],
         finish_reason=sample.finish_reason,
         stop_reason=sample.stop_reason,
         prompt_tokens=sample.prompt_tokens,
         completion_tokens=sample.completion_tokens,
     )
+
+
+def reply_of_call(call_id: str | None) -> str | None:
+    """The first `REPLY_DIGITS` of the id of the reply that a call is of; None where its id does not look like ours.
+
+    Equal ones are of one reply. Others make ids that look alike, so that different ones prove nothing.
+    """
+    found = _call_id.fullmatch(call_id) if call_id else None
+    return found[1] if found else None
 
 
 class CallError(Exception):

@@ -2,7 +2,8 @@
 
 The head of the response is held until the call has ended or the dialect's grace is over, so that a failure has its status
 code. After that the agent gets 200 and bytes that mean nothing (SSE comments, spaces before JSON) until the call ends; a
-late failure is an event of the dialect. Raw ASGI: a plain endpoint would not learn that its client has gone.
+late failure is an event of the dialect in a stream, and a broken connection in a document. Raw ASGI: a plain endpoint would
+not learn that its client has gone.
 """
 
 import asyncio
@@ -10,9 +11,9 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from typing import Any, Generic
 
-from evener.trace.store import Mark, OpenedSession
+from evener.trace.store import Mark, OpenedSession, Sending
 from evener_proxy.calls import Answered, Calls
-from evener_proxy.canonical import CallError, Dialect, R, Sending
+from evener_proxy.canonical import CallError, Dialect, R
 from evener_proxy.metrics import Metrics
 from evener_proxy.sessions import Flight, Sessions, sealed_session
 
@@ -53,8 +54,8 @@ class Delivery:
         """Run one call and send what came of it. Raises CallError while the response head can still say so."""
         task = asyncio.current_task()
         assert task is not None, "ASGI applications run in tasks"
-        await self._sessions.settle(session.spec.session_id, sending.digest)
-        flight = Flight(session.spec.session_id, sending.digest, task)
+        await self._sessions.settle(session.spec.session_id, sending)
+        flight = Flight(session.spec.session_id, sending.body, task)
         response = _Response(send, dialect, request, self._patience)
         watching = asyncio.create_task(_watch(receive, flight))
         self._sessions.enter(flight)
@@ -92,14 +93,15 @@ class Delivery:
                 await response.fail(sealed_session())
             return
         flight.over = True
-        body = dialect.render(request, answered.reply)
-        delivered = flight.cut != "left"
-        if delivered:
-            await response.finish(body, _mark_of(answered))
-        else:
-            self._metrics.undelivered += 1
-        if answered.number is not None:
-            self._sessions.mark(Mark(session.spec.session_id, answered.number, "yes" if delivered else "no"))
+        delivered = False
+        try:
+            if flight.cut != "left":
+                await response.finish(dialect.render(request, answered.reply), _mark_of(answered))
+                delivered = flight.cut != "left"
+        finally:
+            self._metrics.undelivered += not delivered
+            if answered.number is not None:
+                self._sessions.mark(Mark(session.spec.session_id, answered.number, "yes" if delivered else "no"))
 
 
 class _Response(Generic[R]):
@@ -136,11 +138,15 @@ class _Response(Generic[R]):
         await self._send(_chunk(body, more=False))
 
     async def fail(self, error: CallError) -> None:
-        """End a late response with the error. Raises it while the head is held."""
+        """End a late response with the error. Raises it while the head is held.
+
+        A document's status can no longer say that it is an error, and SDKs take its envelope for a reply of nothing. So it is
+        left unfinished after the envelope: the server closes the connection, and clients raise and ask again.
+        """
         self.stop()
         if not self._started:
             raise error
-        await self._send(_chunk(self._dialect.late_error(self._request, error), more=False))
+        await self._send(_chunk(self._dialect.late_error(self._request, error), more=not self._request.stream))
 
     def _late(self) -> None:
         self._keeping = asyncio.create_task(self._keep_alive())

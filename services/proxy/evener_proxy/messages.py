@@ -1,10 +1,11 @@
 """Chat messages from their parts, for the dialects whose own messages look otherwise.
 
-The same parts give the same bytes: a history that an agent sends again renders as it did before.
+The same parts give the same bytes: a history that an agent sends again renders as it did before. The calls of one turn have
+ids of their own, and a result is the nearest call's that waits for it, whatever ids an agent repeats.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Container, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -37,6 +38,33 @@ def inline(url: str, where: str) -> str:
 def unshown(kind: str) -> Part:
     """What stands for media that no chat message can hold: an agent would take silence for an empty file."""
     return text_part(f"[{kind or 'file'}: not shown, the model reads text and images]")
+
+
+class Waiting(NamedTuple):
+    """A call without a result: the id that the agent gave, the one that the engine gets, and the turn that it is of."""
+
+    sent: str
+    id: str
+    name: str
+    turn: int
+
+
+def distinct(wanted: str, taken: Container[str]) -> str:
+    """An id that is not ``taken``: the one wanted, or it with a number."""
+    chosen, count = wanted, 1
+    while chosen in taken:
+        count += 1
+        chosen = f"{wanted}_{count}"
+    return chosen
+
+
+def nearest(waiting: Sequence[Waiting], sent: str) -> Waiting | None:
+    """The call that a result with this id answers: of the latest turn that has one, and in it the first."""
+    found = None
+    for call in reversed(waiting):
+        if call.sent == sent and (found is None or call.turn == found.turn):
+            found = call
+    return found
 
 
 def system_message(parts: Sequence[Part]) -> msgspec.Raw:

@@ -30,7 +30,7 @@ class Metrics:
             "undelivered": ("Replies that the agent did not wait for", self.undelivered),
             "replayed": ("Requests sent again that got the reply of the first", self.replayed),
             "flawed": ("Replies whose token data contradict each other", self.flawed),
-            "hosted_tools": ("Tools left out because only a vendor runs them", self.hosted_tools),
+            "hosted_tools": ("Tools and items of tools left out because only a vendor runs them", self.hosted_tools),
         }
         lines: list[str] = []
         for name, (text, value) in counters.items():

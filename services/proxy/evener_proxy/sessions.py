@@ -7,6 +7,7 @@ Holds the calls in flight of this replica, the lease that proves it alive, and a
 import asyncio
 import hashlib
 import secrets
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -17,7 +18,7 @@ from evener import log
 from evener.ids import new_id
 from evener.messages import Sealed
 from evener.trace.session import SessionSpec
-from evener.trace.store import Mark, OpenedSession, TraceStore
+from evener.trace.store import Mark, OpenedSession, Sending, TraceStore
 from evener_proxy.canonical import CallError
 
 BEAT_S = 1.0
@@ -56,8 +57,7 @@ class Sessions:
         self._flights: dict[str, set[Flight]] = {}  # by session: no call looks at those of other sessions
         self._specs: dict[str, OpenedSession] = {}
         self._marks: list[Mark] = []
-        self._owed: set[tuple[str, str]] = set()
-        self._missed: set[str] = set()  # sessions with a mark "no" that is not written
+        self._owed: set[tuple[str, str, bytes]] = set()
         self._marked = asyncio.Event()
 
     async def open(self, spec: SessionSpec) -> str:
@@ -113,24 +113,29 @@ class Sessions:
         if not others:
             del self._flights[flight.session_id]
 
-    async def settle(self, session_id: str, digest: bytes) -> None:
-        """See earlier sendings of a request to their end whose clients have left, so that the next gets what they missed."""
-        left = [flight.task for flight in self._flights.get(session_id, ()) if flight.cut == "left" and flight.digest == digest]
+    async def settle(self, session_id: str, sending: Sending) -> None:
+        """See to its end what this replica knows of earlier sendings of a request, before the store decides on the next.
+
+        Those whose clients have left end first; and the marks are written that the next sending is decided by.
+        """
+        left = [
+            flight.task
+            for flight in self._flights.get(session_id, ())
+            if flight.cut == "left" and flight.digest == sending.body
+        ]
         if left:
             await asyncio.wait(left)
-        if session_id in self._missed:
+        if any(mark.session_id == session_id and (sending.again or mark.delivered == "no") for mark in self._marks):
             await self._flush()
 
     def mark(self, mark: Mark) -> None:
         """Note a delivery; it is written within `MARKS_S`, and before a seal by this replica."""
-        self._marks.append(mark)
-        if mark.delivered == "no":
-            self._missed.add(mark.session_id)
+        self._marks.append(mark._replace(since=time.monotonic()))
         self._marked.set()
 
-    def owe_release(self, session_id: str, call_id: str) -> None:
+    def owe_release(self, session_id: str, call_id: str, body: bytes) -> None:
         """A call could not be released: while this replica lives it would hold its budget, so that it is tried again."""
-        self._owed.add((session_id, call_id))
+        self._owed.add((session_id, call_id, body))
 
     async def watch(self) -> None:
         """Prolong the lease, release what is owed and abort the calls of sessions that are no longer open, for ever."""
@@ -175,14 +180,12 @@ class Sessions:
 
     async def _flush(self) -> None:
         marks, self._marks = self._marks, []
-        self._missed.clear()
         self._marked.clear()
         try:
             if marks:
                 await self.store.mark(marks)
         except RedisError:
             self._marks = marks + self._marks
-            self._missed.update(mark.session_id for mark in marks if mark.delivered == "no")
             self._marked.set()
             raise
 

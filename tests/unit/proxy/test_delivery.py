@@ -8,12 +8,19 @@ import pytest
 from aiohttp import web
 from redis.exceptions import RedisError
 
-from evener.errors import InputError
+from evener.engines.sampler import VllmSampler
+from evener.errors import InfraError, InputError
 from evener.settings import Settings
-from evener.trace.store import TraceStore
+from evener.trace.store import Sending, TraceStore
 from evener_proxy import sessions
+from evener_proxy.calls import Calls
+from evener_proxy.dialects.chat import ChatDialect
+from evener_proxy.engines import Engines
+from evener_proxy.metrics import Metrics
 from evener_proxy.service import serve
-from tests.unit.proxy.stub import eventually, fails, free_port, running_proxy
+from evener_proxy.sessions import Sessions
+from evener_runner.outcome import Ending, classify
+from tests.unit.proxy.stub import eventually, fails, free_port, running_proxy, session_spec
 
 
 def slow(engine, seconds):
@@ -368,3 +375,108 @@ async def test_marks_that_could_not_be_written_are_kept(proxy, engine, monkeypat
         return [record.delivered for record in await proxy.store.load(session)] == ["yes"]
 
     await eventually(marked)
+
+
+@pytest.mark.parametrize("lands", [True, False])
+async def test_a_commit_that_is_cancelled_twice_ends_marked_or_released(engine, redis, monkeypatch, lands):
+    committing, go = asyncio.Event(), asyncio.Event()
+    commit = TraceStore.commit
+
+    async def held(store, session_id, call):
+        committing.set()
+        await go.wait()
+        if not lands:
+            raise RedisError("gone for a moment")
+        await commit(store, session_id, call)
+
+    monkeypatch.setattr(TraceStore, "commit", held)
+    store = TraceStore(redis)
+    served, engines = Sessions(store), Engines([VllmSampler(engine.url)])
+    await store.beat(served.replica, lease_s=60, sessions=())
+    session = await served.find([await served.open(session_spec())])
+    request = ChatDialect().parse(b'{"messages":[{"role":"user","content":"hi"}]}', "")
+    calls = Calls(served, engines, Metrics())
+    calling = asyncio.create_task(calls.run(session, request, ChatDialect(), Sending(b"B")))
+    await committing.wait()
+    for _ in range(2):
+        calling.cancel()
+        await asyncio.sleep(0.01)
+    assert calling.cancelled()
+    go.set()
+    watching = [asyncio.create_task(served.watch()), asyncio.create_task(served.flush_marks())]
+
+    async def settled() -> bool:
+        delivered = [record.delivered for record in await store.load(session.spec.session_id)]
+        return delivered == ["no"] if lands else (await store.read(session.spec.session_id)).in_flight == 0
+
+    await eventually(settled)
+    for task in watching:
+        task.cancel()
+    await engines.all[0].sampler.close()
+
+
+async def test_a_reply_that_could_not_be_sent_is_marked(proxy, monkeypatch):
+    monkeypatch.setattr(ChatDialect, "render", lambda *_: 1 / 0)
+    session, key = await proxy.open()
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+    async with proxy.http.post(proxy.url + "/v1/chat/completions", json=body, headers={"x-api-key": key}) as response:
+        assert response.status == 500
+
+    async def marked() -> bool:
+        return [record.delivered for record in await proxy.store.load(session)] == ["no"]
+
+    await eventually(marked)
+
+
+async def test_once_a_retry_beside_another_client_gets_its_own_call(proxy, engine, redis):
+    """Two clients with one body: the first leaves in mid-call and asks again elsewhere; it never gets the second's reply."""
+    async with running_proxy(engine, redis) as other:
+        engine.script += [slow(engine, 30), slow(engine, 1.0)]
+        _, key = await proxy.open()
+        first = asyncio.create_task(ask(proxy, key))
+
+        async def asked(number) -> bool:
+            return len(engine.asked) == number
+
+        await eventually(lambda: asked(1))
+        second = asyncio.create_task(ask(other, key))
+        await eventually(lambda: asked(2))
+        first.cancel()
+
+        async def aborted() -> bool:
+            return engine.aborted == 1
+
+        await eventually(aborted)
+        retried = await ask(other, key, again=1)
+        assert {retried, await second} == {"reply 0", "reply 1"}
+        assert retried != await second
+
+
+async def test_once_a_retry_whose_first_sending_was_lost_is_a_new_sample(proxy, engine):
+    _, key = await proxy.open()
+    assert await ask(proxy, key) == "reply 0"
+    assert await ask(proxy, key, content="on") == "reply 1"
+    assert await ask(proxy, key, again=1) == "reply 2"
+
+
+async def test_infra_is_not_a_grade_where_redis_lost_the_session(proxy, engine, redis):
+    session, key = await proxy.open()
+    assert (await proxy.chat(key))[0] == 200
+    await redis.flushall()
+    status, reply = await proxy.chat(key)
+    assert (status, reply["error"]["code"]) == (401, "invalid_api_key"), "which no agent asks again after"
+    for what in (proxy.admin.read, proxy.admin.seal):
+        with pytest.raises(InfraError) as lost:
+            await what(session)
+        assert lost.value.cause == "session_lost"
+
+
+async def test_infra_is_not_a_grade_where_redis_may_have_lost_calls(proxy, engine, redis):
+    session, key = await proxy.open()
+    assert (await proxy.chat(key))[0] == 200
+    await redis.hset(f"evener:session:{session}", "server", "another")
+    status, reply = await proxy.chat(key)
+    assert (status, reply["error"]["code"]) == (403, "session_lost")
+    state = await proxy.admin.seal(session)
+    assert classify(Ending(exit_code=0, state=state)).cause == "session_lost"
+    assert classify(Ending(exit_code=0, state=state)).outcome == "infra_error"

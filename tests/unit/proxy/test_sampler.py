@@ -2,12 +2,14 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from aiohttp import web
 from pydantic import SecretStr
 
+from evener.api.types import Budget
 from evener.engines.sampler import EngineRefused, EngineUnavailable, SampleRequest, VllmSampler, neutral_request, parse_reply
 from evener.errors import InfraError
 from tests.unit.proxy.stub import StubEngine, eventually, fails, free_port, running_proxy
@@ -174,3 +176,52 @@ async def test_a_hosted_api_works_at_level_text(redis):
         _, training = await proxy.open()
         assert (await proxy.chat(training))[1]["error"]["code"] == "engine_level"
     await runner.cleanup()
+
+
+async def test_a_hosted_api_that_does_not_count_serves_evaluations_within_a_context(redis):
+    asked: list[Any] = []
+
+    async def told(request: web.Request) -> web.Response:
+        asked.append((request.path, await request.json() if request.can_read_body else None))
+        return await hosted(request)
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", told)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    port = free_port()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    engine = StubEngine(url=f"http://127.0.0.1:{port}")
+    async with running_proxy(engine, redis, engine_key=SecretStr("sk-vendor"), engine_model="large") as proxy:
+        session, key = await proxy.open(purpose="eval", budget=Budget(context_tokens=600))
+        image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 9000}}
+
+        async def probed() -> bool:
+            async with proxy.http.get(proxy.admin_url + "/readyz") as response:
+                return (await response.json())["capture_levels"] == {engine.url: "text"}
+
+        await eventually(probed)
+        assert (await proxy.chat(key))[0] == 200
+        before = [path for path, _ in asked].count("/tokenize")
+        long = [{"role": "user", "content": "x" * 1600}]
+        assert [(await proxy.chat(key, long))[0] for _ in range(2)] == [200, 200]
+        estimate = len(json.dumps(long[0], separators=(",", ":"))) // 4
+        assert asked[-1][1]["max_tokens"] in range(600 - estimate - 5, 600 - estimate + 6)
+        assert [path for path, _ in asked].count("/tokenize") == before <= 1, "it is not asked again"
+        _, reply = await proxy.chat(key, [{"role": "user", "content": "x" * 3000}])
+        assert reply["choices"][0]["message"]["content"].startswith("[evener]")
+        assert (await proxy.admin.read(session)).budget_spent == "context"
+        _, key = await proxy.open(purpose="eval", budget=Budget(context_tokens=1400))
+        assert (await proxy.chat(key, [{"role": "user", "content": [image]}]))[0] == 200
+        assert asked[-1][1]["max_tokens"] in range(350, 400), "an image is so many tokens, whatever its bytes"
+        for path, body in (("/v1/messages/count_tokens", ANTHROPIC), ("/v1beta/models/tiny:countTokens", GEMINI)):
+            async with proxy.http.post(proxy.url + path, json=body, headers={"x-api-key": key}) as response:
+                assert response.status == 404
+                error = (await response.json())["error"]
+                assert "does not count tokens" in error["message"]
+                assert error.get("type", error.get("status")) in ("not_found_error", "NOT_FOUND")
+    await runner.cleanup()
+
+
+ANTHROPIC = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+GEMINI = {"contents": [{"parts": [{"text": "hi"}]}]}

@@ -11,7 +11,17 @@ import msgspec
 
 from evener.engines.sampler import ToolCall
 from evener_proxy.dialects.anthropic_blocks import Block, block_parts, blocks_of, parts_of, text_field, wrong
-from evener_proxy.messages import Part, assistant_message, system_message, text_part, tool_message, user_message
+from evener_proxy.messages import (
+    Part,
+    Waiting,
+    assistant_message,
+    distinct,
+    nearest,
+    system_message,
+    text_part,
+    tool_message,
+    user_message,
+)
 from evener_proxy.noise import without_noise
 
 _encode = msgspec.json.Encoder().encode
@@ -57,7 +67,8 @@ class _History:
         self._texts: list[str] = []
         self._thoughts: list[str] = []
         self._calls: list[ToolCall] = []
-        self._unanswered: list[str] = []
+        self._waiting: list[Waiting] = []
+        self._turns = 1
         self._named = 0
 
     def system(self, content: object, path: str) -> None:
@@ -103,7 +114,7 @@ class _History:
         text = "".join(self._texts) or (None if self._calls else "")
         reasoning = "\n".join(filter(None, self._thoughts)) or None
         self.messages.append(assistant_message(text, reasoning, self._calls))
-        self._unanswered = [call.id for call in self._calls]
+        self._turns += 1
         self.speaking = False
         self._texts, self._thoughts, self._calls = [], [], []
 
@@ -114,14 +125,19 @@ class _History:
         given = block.get("input")
         if given is not None and not isinstance(given, dict):
             raise wrong(f"{path}.input", "Input should be an object")
-        return ToolCall(text_field(block, "id", path) or self._name(), name, _encode(given or {}).decode())
+        sent = text_field(block, "id", path) or self._name()
+        call_id = distinct(sent, {call.id for call in self._calls})
+        self._waiting.append(Waiting(sent, call_id, name, self._turns))
+        return ToolCall(call_id, name, _encode(given or {}).decode())
 
     def _result(self, block: Block, path: str) -> msgspec.Raw:
-        """A result without the id of its call answers the first call that has no answer yet."""
-        given = text_field(block, "tool_use_id", path)
-        call_id = given or (self._unanswered[0] if self._unanswered else self._name())
-        if call_id in self._unanswered:
-            self._unanswered.remove(call_id)
+        """A result without the id of its call answers the first call of the turn before it that has no answer yet."""
+        sent = text_field(block, "tool_use_id", path)
+        last = (call for call in self._waiting if call.turn == self._turns - 1)
+        found = nearest(self._waiting, sent) if sent else next(last, None)
+        if found is not None:
+            self._waiting.remove(found)
+        call_id = found.id if found is not None else sent or self._name()
         parts = parts_of(block.get("content"), f"{path}.content")
         return tool_message(call_id, _failed(parts) if block.get("is_error") is True else parts)
 

@@ -12,6 +12,7 @@ import msgspec
 
 from evener_proxy.canonical import EVENT_STREAM, JSON_BODY, CallError, CallRequest, Framing, ModelInfo, Reply
 from evener_proxy.dialects import openai
+from evener_proxy.dialects.chat_ids import SharedIds
 from evener_proxy.messages import inline
 
 _FINISH = {"stop", "length", "tool_calls", "content_filter"}
@@ -58,8 +59,12 @@ class ChatRequest(CallRequest):
     include_usage: bool
 
 
-class _Role(msgspec.Struct):
+class _Head(msgspec.Struct):
+    """What is looked at of a message."""
+
     role: str
+    tool_calls: msgspec.Raw = _ABSENT
+    tool_call_id: msgspec.Raw = _ABSENT
 
 
 class _Format(msgspec.Struct):
@@ -82,7 +87,7 @@ _SAMPLING = (
     "max_completion_tokens",
 )
 _body = msgspec.json.Decoder(_Body)
-_role = msgspec.json.Decoder(_Role)
+_looked_at = msgspec.json.Decoder(_Head)
 _encode = msgspec.json.Encoder().encode
 
 
@@ -156,13 +161,21 @@ def _messages(raw: list[msgspec.Raw]) -> tuple[list[msgspec.Raw], int]:
         raise CallError(400, "invalid_request", "messages must not be empty", param="messages")
     messages: list[msgspec.Raw] = []
     systems = 0
+    shared = SharedIds()
     for message in raw:
-        role = _role.decode(message).role
+        head = _looked_at.decode(message)
+        role = head.role
         if b'_url"' in bytes(message):
             _check_media(message, len(messages))
         if role in ("system", "developer") and systems == len(messages):
             systems += 1
-        messages.append(_renamed(message) if role == "developer" or b'"reasoning_content"' in bytes(message) else message)
+        if role == "developer" or b'"reasoning_content"' in bytes(message):
+            message = _renamed(message)
+        if role == "assistant":
+            message = shared.told_apart(message, head.tool_calls)
+        elif role == "tool":
+            message = shared.answered(message, head.tool_call_id)
+        messages.append(message)
     return messages, systems
 
 

@@ -1,7 +1,10 @@
 """Contents become chat messages: one reply is one assistant message, and each result follows the id of its call.
 
-What an agent leaves out (ids, signatures, empty parts) does not change the messages, as far as the rest of the history says
-it. A history that goes on after a content of the user keeps its messages. Called by `evener_proxy.dialects.gemini`.
+What an agent leaves out (ids, signatures, empty parts) does not change the messages, as far as the rest of the history says it.
+Contents are of one reply where what we minted says so (signatures, and the ids and the number of calls that they name; the ids
+of calls themselves), also where results stand between. Where nothing minted came back the order decides: contents side by side
+that come as we deliver them (thinking, text, calls) are one reply, and a result ends it. A history that goes on after a word of
+the user keeps its messages. Called by `evener_proxy.dialects.gemini`.
 """
 
 import base64
@@ -14,6 +17,7 @@ import msgspec
 
 from evener.engines.sampler import ToolCall
 from evener_proxy import messages
+from evener_proxy.canonical import reply_of_call
 from evener_proxy.dialects.gemini_marks import Mark, bare_id, read_mark, standard_base64
 from evener_proxy.dialects.gemini_wire import Content, FunctionCall, FunctionResponse, Media, Part, invalid, listed, read_parts
 
@@ -44,66 +48,80 @@ def chat_messages(contents: Iterable[Content | str]) -> list[msgspec.Raw]:
     return history.end()
 
 
+_THOUGHT, _TEXT, _CALL = 0, 1, 2  # in the order of a reply
+
+
 @dataclass(slots=True)
 class _Turn:
-    """What the model said."""
+    """What the model said. ``answers``: contents of results alone that came since, which wait for it to end."""
 
     text: list[str] = field(default_factory=list[str])
     thoughts: list[str] = field(default_factory=list[str])
     calls: list[FunctionCall] = field(default_factory=list[FunctionCall])
     mark: Mark | None = None
+    ranks: list[int] = field(default_factory=list[int])
+    answers: list[tuple[Sequence[Part], str]] = field(default_factory=list[tuple[Sequence[Part], str]])
 
     def add(self, part: Part, path: str) -> None:
         """Take a part. Raises CallError 400 where it is not the model's."""
         if part.function_response is not None:
             raise invalid(f"{path}: a functionResponse must not be in a content of the model", path)
         self.mark = self.mark or read_mark(part.thought_signature)
-        if part.function_call is not None:
-            self.calls.append(part.function_call)
         if text := _text(part):
             (self.thoughts if part.thought else self.text).append(text)
+            self.ranks.append(_THOUGHT if part.thought else _TEXT)
+        if part.function_call is not None:
+            self.calls.append(part.function_call)
+            self.ranks.append(_CALL)
 
     @property
     def empty(self) -> bool:
         """It says nothing, not even whose it is."""
-        return not (self.text or self.thoughts or self.calls or self.mark)
+        return not (self.ranks or self.mark)
 
-    def continues(self, other: "_Turn") -> bool:
-        """Signatures, or ids of calls that a signature names, show that both are of one reply."""
-        if self.empty or other.empty:
+    def goes_on(self, later: "_Turn") -> bool:
+        """Whether what comes ``later`` is of the same reply."""
+        if self.mark is not None and later.mark is not None:
+            return self.mark.reply == later.mark.reply
+        if _names(self.mark, later.calls) or _names(later.mark, self.calls) or self._stems() & later._stems():
             return True
-        if self.mark is not None and other.mark is not None:
-            return self.mark.reply == other.mark.reply
-        return _names(self.mark, other.calls) or _names(other.mark, self.calls)
+        if _names(self.mark, self.calls) and any(call.id for call in later.calls):
+            return False  # the ids of its calls are known, and these are others
+        room = self.mark is None or len(self.calls) + len(later.calls) <= len(self.mark.calls)
+        if self.answers:
+            return self.mark is not None and room and set(later.ranks) == {_CALL} and later.mark is None
+        return self.empty or later.empty or (room and self._precedes(later))
 
-    def extend(self, other: "_Turn") -> None:
+    def extend(self, later: "_Turn") -> None:
         """Take what follows."""
-        self.text += other.text
-        self.thoughts += other.thoughts
-        self.calls += other.calls
-        self.mark = self.mark or other.mark
+        self.text += later.text
+        self.thoughts += later.thoughts
+        self.calls += later.calls
+        self.ranks += later.ranks
+        self.mark = self.mark or later.mark
 
+    def _precedes(self, later: "_Turn") -> bool:
+        if not self.ranks or not later.ranks:
+            return False  # a signature alone
+        last, first = self.ranks[-1], later.ranks[0]
+        return first > last or first == last == _CALL
 
-@dataclass(frozen=True, slots=True)
-class _Open:
-    """A call since the user's last content that has no result yet. ``sent``: the id that the agent gave, if any."""
-
-    id: str
-    sent: str | None
-    name: str
+    def _stems(self) -> set[str]:
+        return {stem for call in self.calls if (stem := reply_of_call(bare_id(call.id))) is not None}
 
 
 class _History:
     """Messages so far.
 
-    ``_open``: calls that wait for a result. ``_known``: the ids that calls have, by the ids that the agent gave. ``_used``:
-    all ids. ``_made``: how many of them are no agent's.
+    ``_open``: calls since the user's last word that wait for a result. ``_known``: the ids that calls have, by the ids that the
+    agent gave. ``_used``: all ids. ``_made``: how many of them are no agent's.
     """
 
     def __init__(self) -> None:
         self._messages: list[msgspec.Raw] = []
         self._turn: _Turn | None = None
-        self._open: list[_Open] = []
+        self._turns = 0
+        self._open: list[messages.Waiting] = []
         self._known: dict[str, str] = {}
         self._used: set[str] = set()
         self._made = 0
@@ -113,17 +131,24 @@ class _History:
         turn = _Turn()
         for index, part in enumerate(parts):
             turn.add(part, f"{path}.parts[{index}]")
-        if self._turn is not None and turn.continues(self._turn):
+        if self._turn is not None and self._turn.goes_on(turn):
             self._turn.extend(turn)
             return
-        if self._turn is None:
-            self._open = []
+        over = self._turn is None or bool(self._turn.answers)
         self._close_turn()
+        if over:
+            self._open = []
         self._turn = turn
 
     def user(self, parts: Sequence[Part], path: str) -> None:
-        """A content of the user, or of the tools."""
+        """A content of the user, or of the tools, whose results wait for the turn's end."""
+        if self._turn is not None and parts and all(part.function_response is not None for part in parts):
+            self._turn.answers.append((parts, path))
+            return
         self._close_turn()
+        self._hear(parts, path)
+
+    def _hear(self, parts: Sequence[Part], path: str) -> None:
         answered = iter(self._answered([part.function_response for part in parts if part.function_response is not None]))
         said: list[messages.Part] = []
         silent = True
@@ -155,15 +180,18 @@ class _History:
             return
         signed = turn.mark.calls if turn.mark is not None and len(turn.mark.calls) == len(turn.calls) else None
         calls: list[ToolCall] = []
+        self._turns += 1
         for index, call in enumerate(turn.calls):
             sent = bare_id(call.id)
             chosen = self._new_id(sent or (signed[index] if signed else None))
             if sent is not None:
                 self._known[sent] = chosen
-            self._open.append(_Open(chosen, sent, call.name))
+            self._open.append(messages.Waiting(sent or chosen, chosen, call.name, self._turns))
             calls.append(ToolCall(chosen, call.name, _encode(call.args or {}).decode()))
         text, thoughts = "".join(turn.text), "".join(turn.thoughts)
         self._messages.append(messages.assistant_message(text or None, thoughts or None, calls))
+        for parts, path in turn.answers:
+            self._hear(parts, path)
 
     def _new_id(self, wanted: str | None) -> str:
         """The id wanted, or one by its place where there is none or another call has it."""
@@ -187,10 +215,9 @@ class _History:
     def _by_id(self, sent: str | None) -> str | None:
         if sent is None:
             return None
-        named = (call for call in self._open if sent in (call.sent, call.id))
-        return self._take(next(named, None)) or self._known.get(sent)
+        return self._take(messages.nearest(self._open, sent)) or self._known.get(sent)
 
-    def _take(self, call: _Open | None) -> str | None:
+    def _take(self, call: messages.Waiting | None) -> str | None:
         """The call's id; the call has its result now."""
         if call is None:
             return None

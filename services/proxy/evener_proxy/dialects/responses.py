@@ -11,7 +11,8 @@ import msgspec
 
 from evener_proxy.canonical import EVENT_STREAM, JSON_BODY, CallError, Framing, ModelInfo, Reply
 from evener_proxy.dialects import openai
-from evener_proxy.dialects.responses_input import read_input, refused
+from evener_proxy.dialects.responses_input import read_input
+from evener_proxy.dialects.responses_items import refused
 from evener_proxy.dialects.responses_output import (
     ResponsesRequest,
     document,

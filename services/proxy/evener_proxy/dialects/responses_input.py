@@ -1,35 +1,43 @@
 """The items of a history become chat messages: all items of one assistant turn are one message, and nothing changes places.
 
-A turn of ours is known by the reply id in its items' ids. Where an agent dropped those, a turn goes on as long as its items
-come in the order in which we deliver them (reasoning, message, calls) and no result stands between. Called by `responses`.
-
-Source: `openai.types.responses`, ``ResponseInputItemParam``.
+What we minted decides whether an item is of the turn before it: the reply's id in the ids of its items, or in the ids of its
+calls; also where results stand between. Where nothing minted came back the order decides: a turn goes on as long as its items
+come as we deliver them (reasoning, message, calls), and a result ends it. What the user or the agent's instructions say ends
+every turn. Called by `responses`.
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
 
 import msgspec
 
 from evener.engines.sampler import ToolCall
-from evener_proxy.canonical import CallError
-from evener_proxy.dialects.responses_tools import (
-    Item,
-    Origin,
-    ToolTable,
-    action_arguments,
-    custom_arguments,
-    object_arguments,
+from evener_proxy.canonical import REPLY_DIGITS, reply_of_call
+from evener_proxy.dialects.responses_items import (
+    CALLS,
+    HOSTED,
+    RESULTS,
+    check_update,
+    json_text,
+    raw_list,
+    read_parts,
+    reasoning_texts,
+    refused,
+    text_field,
+    unknown_parts,
 )
+from evener_proxy.dialects.responses_tools import Item, Origin, ToolTable
 from evener_proxy.messages import (
     Part,
+    Waiting,
     assistant_message,
-    image_part,
+    distinct,
+    nearest,
     system_message,
     text_part,
     tool_message,
+    unshown,
     user_message,
 )
 
@@ -37,10 +45,7 @@ from evener_proxy.messages import (
 _REASONING, _MESSAGE, _CALL = 0, 1, 2
 _OUR_ID = re.compile(r"[a-z]+_([0-9a-f]{24})(?:_[0-9]+)?")
 _SEALED = "evener_"
-_TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 _SEARCHES = ("tool_search_call", "tool_search_output")
-_IMAGES = ("input_image", "computer_screenshot")
-_encode = msgspec.json.Encoder().encode
 
 
 def sealed_reasoning(reply_id: str) -> str:
@@ -51,11 +56,6 @@ def sealed_reasoning(reply_id: str) -> str:
 def call_item_id(reply_id: str, index: int) -> str:
     """The part of a call's item id that does not tell its kind."""
     return f"{reply_id}_{index}"
-
-
-def refused(where: str, message: str) -> CallError:
-    """A 400 about one field."""
-    return CallError(400, "invalid_request", f"{where}: {message}", param=where)
 
 
 def read_input(instructions: str | None, items: Sequence[Item], tools: ToolTable) -> tuple[list[msgspec.Raw], int]:
@@ -76,19 +76,24 @@ def read_input(instructions: str | None, items: Sequence[Item], tools: ToolTable
 
 @dataclass(slots=True)
 class _Turn:
-    """An assistant turn that may go on. ``reply``: whose it is, None where no id says."""
+    """An assistant turn that may go on. ``reply``: whose it is, None where no item's id says; ``named``: what ids of calls say,
+    which others may have made.
+    """
 
     reply: str | None
     rank: int
+    named: set[str] = field(default_factory=set[str])
     text: str = ""
     reasoning: str | None = None
     calls: list[ToolCall] = field(default_factory=list[ToolCall])
     results: list[msgspec.Raw] = field(default_factory=list[msgspec.Raw])
 
-    def goes_on(self, rank: int, reply: str | None) -> bool:
+    def goes_on(self, rank: int, reply: str | None, named: str | None) -> bool:
         """Whether an item belongs to this turn."""
         if reply is not None and self.reply is not None:
             return reply == self.reply
+        if {_digits(reply), named} & (self.named | {_digits(self.reply)}) - {None}:
+            return True
         return not self.results and (rank > self.rank or rank == self.rank == _CALL)
 
 
@@ -104,7 +109,8 @@ class _History:
         self.systems = 0
         self._tools = tools
         self._turn: _Turn | None = None
-        self._waiting: list[ToolCall] = []
+        self._waiting: list[Waiting] = []
+        self._turns = 0
         self._calls = 0
 
     def close(self) -> None:
@@ -121,22 +127,28 @@ class _History:
         kind = item.get("type", "message" if "role" in item else None)
         if kind is not None and not isinstance(kind, str):
             raise refused(f"{where}.type", "expected a string")
-        if kind in _SEARCHES and item.get("execution") != "client":
-            return  # the vendor's own search
-        if kind == "message":
+        if kind in HOSTED or (kind in _SEARCHES and item.get("execution") != "client"):
+            self._tools.hosted += 1
+        elif kind == "message":
             self._message(item, where)
         elif kind == "reasoning":
             self._reasoning(item, where)
-        elif kind in _CALLS:
-            self._call(item, *_CALLS[kind](item, where), where)
-        elif kind in _RESULTS:
-            self._result(item, _RESULTS[kind](item, where), where)
+        elif kind in CALLS:
+            self._call(item, *CALLS[kind](item, where), where)
+        elif kind in RESULTS:
+            self._result(item, RESULTS[kind](item, where), where)
         elif kind == "additional_tools":
-            self._tools.add(_raw_list(item, "tools", where), f"{where}.tools")
+            self._tools.add(raw_list(item, "tools", where), f"{where}.tools")
         elif kind == "tool_search_output":
             self._found_tools(item, where)
         elif kind is None or kind == "item_reference":
             raise refused(where, "items cannot be referred to, since no response is stored; send the item itself")
+        elif kind == "configuration_update":
+            check_update(item, where)
+        elif kind in ("compaction", "compaction_trigger"):
+            raise refused(where, "a history is not compacted here, and what the vendor made of one cannot be read")
+        else:
+            self._unknown(item, unknown_parts(item, where), where)
 
     def system(self, parts: list[Part]) -> None:
         """Take instructions."""
@@ -149,7 +161,7 @@ class _History:
         parts = read_parts(item.get("content"), f"{where}.content")
         if role == "assistant":
             turn = self._open(_MESSAGE, item)
-            turn.text += "".join(part["text"] for part in parts if part["type"] == "text")
+            turn.text += "".join((part if part["type"] == "text" else unshown("image"))["text"] for part in parts)
             return
         self.close()
         if role == "user":
@@ -161,22 +173,34 @@ class _History:
 
     def _reasoning(self, item: Item, where: str) -> None:
         """The text itself where it is given, else its summary, which of ours is the same text."""
-        texts = _reasoning_texts(item, "content", where) or _reasoning_texts(item, "summary", where)
+        texts = reasoning_texts(item, "content", where) or reasoning_texts(item, "summary", where)
         turn = self._open(_REASONING, item)
         if texts:
             turn.reasoning = "\n\n".join((*([turn.reasoning] if turn.reasoning else []), *texts))
 
     def _call(self, item: Item, origin: Origin, arguments: str, where: str) -> None:
         self._calls += 1
-        call_id = _text(item, "call_id", where, "") or _text(item, "id", where, "") or f"call_{self._calls}"
-        call = ToolCall(call_id, self._tools.reach(origin), arguments)
-        self._open(_CALL, item).calls.append(call)
-        self._waiting.append(call)
+        sent = text_field(item, "call_id", where, "") or text_field(item, "id", where, "") or f"call_{self._calls}"
+        turn = self._open(_CALL, item, reply_of_call(sent))
+        call_id = distinct(sent, {call.id for call in turn.calls})
+        turn.calls.append(ToolCall(call_id, self._tools.reach(origin), arguments))
+        self._waiting.append(Waiting(sent, call_id, turn.calls[-1].name, self._turns))
 
     def _found_tools(self, item: Item, where: str) -> None:
         """What a tool search of the agent's found: the model reads the names, and has the tools from then on."""
-        names = self._tools.add(_raw_list(item, "tools", where), f"{where}.tools")
-        self._result(item, [text_part(_json(names))], where)
+        names = self._tools.add(raw_list(item, "tools", where), f"{where}.tools")
+        self._result(item, [text_part(json_text(names))], where)
+
+    def _unknown(self, item: Item, parts: list[Part], where: str) -> None:
+        """Take what an item of an unknown kind says: the result of the call that it names, else a word to the model."""
+        call_id = text_field(item, "call_id", where, "")
+        if call_id and nearest(self._waiting, call_id) is not None:
+            self._result(item, parts, where)
+        elif item.get("role") == "assistant":
+            self._message({"role": "assistant", "content": parts}, where)
+        else:
+            self.close()
+            self.messages.append(user_message(parts))
 
     def _result(self, item: Item, parts: list[Part], where: str) -> None:
         call = self._answered(item, where)
@@ -185,8 +209,9 @@ class _History:
 
     def _answered(self, item: Item, where: str) -> str:
         """The id of the call that a result answers: as it says, else by the tool's name, else the first that waits."""
-        call_id = _text(item, "call_id", where, "")
-        found = next((call for call in self._waiting if call.id == (call_id or item.get("id"))), None)
+        call_id = text_field(item, "call_id", where, "")
+        sent = call_id or item.get("id")
+        found = nearest(self._waiting, sent) if isinstance(sent, str) else None
         if found is None and not call_id:
             found = next(self._named(item, where), None) or next(iter(self._waiting), None)
         if found is None and not call_id:
@@ -195,18 +220,21 @@ class _History:
             self._waiting.remove(found)
         return found.id if found is not None else call_id
 
-    def _named(self, item: Item, where: str) -> Iterator[ToolCall]:
-        name, namespace = _text(item, "name", where, ""), _text(item, "namespace", where, "") or None
+    def _named(self, item: Item, where: str) -> Iterator[Waiting]:
+        name, namespace = text_field(item, "name", where, ""), text_field(item, "namespace", where, "") or None
         names = {self._tools.reach(Origin(kind, name, namespace)) for kind in ("function", "custom")}
         return (call for call in self._waiting if call.name in names)
 
-    def _open(self, rank: int, item: Item) -> _Turn:
+    def _open(self, rank: int, item: Item, named: str | None = None) -> _Turn:
+        """The turn that an item is of. ``named``: the reply that the id of its call names."""
         reply = _reply_of(item)
         turn = self._turn
-        if turn is None or not turn.goes_on(rank, reply):
+        if turn is None or not turn.goes_on(rank, reply, named):
             self.close()
+            self._turns += 1
             self._turn = turn = _Turn(reply, rank)
         turn.reply = turn.reply or reply
+        turn.named |= {named} - {None}
         turn.rank = rank
         return turn
 
@@ -219,137 +247,6 @@ def _reply_of(item: Item) -> str | None:
     return None
 
 
-def _message_parts(item: Item, where: str) -> list[Part]:
-    return read_parts(item.get("output"), f"{where}.output")
-
-
-def read_parts(content: Any, where: str) -> list[Part]:
-    """The parts of a content, empty texts left out; null, absent, "" and [] are the same. Raises CallError 400."""
-    if content is None:
-        return []
-    if isinstance(content, str):
-        return [text_part(content)] if content else []
-    if not isinstance(content, list):
-        raise refused(where, "expected a string or a list of parts")
-    found = (_part(part, f"{where}[{index}]") for index, part in enumerate(cast("list[Any]", content)))
-    return [part for part in found if part is not None]
-
-
-def _part(part: Any, where: str) -> Part | None:
-    """A part that a model can read; None for one of an unknown kind that holds no text."""
-    if isinstance(part, str):
-        return text_part(part) if part else None
-    if not isinstance(part, dict):
-        raise refused(where, "expected an object")
-    fields = cast("Item", part)
-    kind = fields.get("type")
-    if kind in _IMAGES:
-        url = _text(fields, "image_url", where, "")
-        if not url:
-            raise refused(where, "no file is stored here; send an image as image_url")
-        return image_part(url, where)
-    if kind in ("input_file", "input_audio"):
-        raise refused(where, f"{kind} is not taken; the model reads text and images")
-    known = _TEXTS.get(kind) if isinstance(kind, str) else None
-    text = fields.get("text") if known is None else _text(fields, known, where)
-    return text_part(text) if isinstance(text, str) and text else None
-
-
-def _reasoning_texts(item: Item, name: str, where: str) -> list[str]:
-    parts = item.get(name)
-    if isinstance(parts, str):
-        return [parts] if parts else []
-    return [
-        text
-        for index, part in enumerate(_list(item, name, where))
-        if (text := _text(_object(part, f"{where}.{name}[{index}]"), "text", f"{where}.{name}[{index}]", ""))
-    ]
-
-
-def _function_call(item: Item, where: str) -> tuple[Origin, str]:
-    origin = Origin("function", _text(item, "name", where), _text(item, "namespace", where, "") or None)
-    return origin, _text(item, "arguments", where, "")
-
-
-def _custom_call(item: Item, where: str) -> tuple[Origin, str]:
-    origin = Origin("custom", _text(item, "name", where), _text(item, "namespace", where, "") or None)
-    return origin, custom_arguments(_text(item, "input", where, ""))
-
-
-def _local_shell_call(item: Item, where: str) -> tuple[Origin, str]:
-    return Origin("local_shell", "local_shell"), action_arguments(_object(item.get("action"), f"{where}.action"))
-
-
-def _shell_call(item: Item, where: str) -> tuple[Origin, str]:
-    return Origin("shell", "shell"), action_arguments(_object(item.get("action"), f"{where}.action"))
-
-
-def _patch_call(item: Item, where: str) -> tuple[Origin, str]:
-    return Origin("apply_patch", "apply_patch"), action_arguments(_object(item.get("operation"), f"{where}.operation"))
-
-
-def _search_call(item: Item, where: str) -> tuple[Origin, str]:
-    arguments = item.get("arguments")
-    text = arguments if isinstance(arguments, str) else object_arguments(_object(arguments, f"{where}.arguments"))
-    return Origin("tool_search", "tool_search"), text
-
-
-def _shell_output(item: Item, where: str) -> list[Part]:
-    """What each command printed and how it ended, as the agent wrote it."""
-    output = item.get("output")
-    return read_parts(output if isinstance(output, str) else _json(_list(item, "output", where)), where)
-
-
-def _patch_output(item: Item, where: str) -> list[Part]:
-    texts = (_text(item, "status", where, ""), _text(item, "output", where, ""))
-    return read_parts("\n".join(text for text in texts if text), where)
-
-
-_CALLS: dict[str | None, Callable[[Item, str], tuple[Origin, str]]] = {
-    "function_call": _function_call,
-    "custom_tool_call": _custom_call,
-    "local_shell_call": _local_shell_call,
-    "shell_call": _shell_call,
-    "apply_patch_call": _patch_call,
-    "tool_search_call": _search_call,
-}
-_RESULTS: dict[str | None, Callable[[Item, str], list[Part]]] = {
-    "function_call_output": _message_parts,
-    "custom_tool_call_output": _message_parts,
-    "local_shell_call_output": _message_parts,
-    "shell_call_output": _shell_output,
-    "apply_patch_call_output": _patch_output,
-}
-
-
-def _text(item: Item, name: str, where: str, default: str | None = None) -> str:
-    """A string field; null is as absent. Raises CallError 400, also where it is absent and has no default."""
-    value = item.get(name)
-    if value is None and default is not None:
-        return default
-    if not isinstance(value, str):
-        raise refused(f"{where}.{name}", "expected a string")
-    return value
-
-
-def _object(value: Any, where: str) -> Item:
-    if not isinstance(value, dict):
-        raise refused(where, "expected an object")
-    return cast("Item", value)
-
-
-def _list(item: Item, name: str, where: str) -> list[Any]:
-    value = item.get(name)
-    if value is None:
-        return []
-    if not isinstance(value, list):
-        raise refused(f"{where}.{name}", "expected a list")
-    return cast("list[Any]", value)
-
-
-def _raw_list(item: Item, name: str, where: str) -> list[msgspec.Raw]:
-    return [msgspec.Raw(_encode(each)) for each in _list(item, name, where)]
-
-
-def _json(value: Any) -> str:
-    return _encode(value).decode()
+def _digits(reply: str | None) -> str | None:
+    """As much of a reply's id as the ids of its calls have."""
+    return None if reply is None else reply[:REPLY_DIGITS]

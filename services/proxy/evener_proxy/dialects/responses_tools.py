@@ -130,7 +130,9 @@ _BUILT_IN: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 class ToolTable:
-    """The tools of one request. ``hosted``: how many were left out because only the vendor can run them."""
+    """The tools of one request. ``hosted``: how many were left out because only the vendor can run them, and items of such
+    tools in its history.
+    """
 
     def __init__(self) -> None:
         self.hosted = 0

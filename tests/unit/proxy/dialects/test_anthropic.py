@@ -162,6 +162,20 @@ def test_a_result_without_an_id_answers_the_call_that_is_left():
     assert [message["tool_call_id"] for message in messages[2:]] == ["toolu_1", "toolu_2"]
 
 
+def test_a_repeated_id_is_the_nearest_calls_that_waits():
+    def calls(*ids):
+        return {"role": "assistant", "content": [{"type": "tool_use", "id": each, "name": "ls", "input": {}} for each in ids]}
+
+    def results(*texts):
+        return user([{"type": "tool_result", "tool_use_id": "call_0", "content": text} for text in texts])
+
+    messages = history(user("a"), calls("call_0", "call_0"), results("1", "2"), calls("call_0"), results("3"))
+    ids = [call["id"] for message in messages for call in message.get("tool_calls", ())]
+    assert ids == ["call_0", "call_0_2", "call_0"]
+    answered = [(message["tool_call_id"], message["content"]) for message in messages if message["role"] == "tool"]
+    assert answered == list(zip(ids, "123", strict=True))
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [("no such file", "Error: no such file"), ("Error: gone", "Error: gone"), (None, "Error")],

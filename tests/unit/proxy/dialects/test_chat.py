@@ -50,6 +50,31 @@ REPLY = Reply(
 )
 
 
+def test_calls_of_one_turn_that_share_an_id_are_told_apart_with_their_results():
+    def result(text):
+        return {"role": "tool", "tool_call_id": "call_1", "content": text}
+
+    turn = {"role": "assistant", "content": None, "tool_calls": [CALL, CALL, CALL]}
+    alone = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+    sent = [turn, result("1"), result("2"), result("3"), alone, result("4"), {"role": "user", "content": "on"}]
+    request = DIALECT.parse(json.dumps({"messages": sent}).encode(), "")
+    messages = [json.loads(bytes(message)) for message in request.messages]
+    assert [call["id"] for call in messages[0]["tool_calls"]] == ["call_1", "call_1_2", "call_1_3"]
+    assert [message["tool_call_id"] for message in messages[1:4]] == ["call_1", "call_1_2", "call_1_3"]
+    assert [message["content"] for message in messages[1:4]] == ["1", "2", "3"]
+    assert messages[4:] == sent[4:]
+
+
+def test_what_has_ids_of_its_own_is_passed_on_byte_for_byte():
+    call = '{"id" :"call_1", "type":"function","function":{"name":"x","arguments":"{\\"id\\": 1}"}}'
+    messages = [
+        f'{{"role":"assistant",  "content":null,"tool_calls":[{call}, {call.replace("call_1", "call_2")}]}}',
+        '{"role":"tool","tool_call_id":"call_2", "content":"x"}',
+    ]
+    request = DIALECT.parse(('{"messages":[' + ",".join(messages) + "]}").encode(), "")
+    assert [bytes(message).decode() for message in request.messages] == messages
+
+
 def recorded(**request):
     """A request as its record gives it back."""
     tokens = np.zeros(1, np.int32)

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evener.engines.sampler import ToolCall
-from evener_proxy.canonical import CallError, CallRequest, Reply
+from evener.engines.sampler import Sample, ToolCall
+from evener_proxy.canonical import CallError, CallRequest, Reply, mint_reply
 from evener_proxy.dialects.gemini import GeminiDialect, GeminiRequest
 from evener_proxy.messages import assistant_message
 from tests.unit.proxy.dialects.mutation import mutated
@@ -161,8 +162,91 @@ def test_a_late_result_follows_its_own_turn():
 
 def test_calls_in_contents_of_their_own_have_their_results():
     messages = history(user(), model(call("a")), model(call("b")), user(result("a", "1")), user(result("b", "2")))
-    asked = [each["id"] for message in messages[1:3] for each in message["tool_calls"]]
-    assert asked == [message["tool_call_id"] for message in messages[3:]]
+    asked = [each["id"] for each in messages[1]["tool_calls"]]
+    assert asked == [message["tool_call_id"] for message in messages[2:]]
+
+
+def echo(answer: Reply, *, drop: str) -> list[dict[str, Any]]:
+    """The parts of a reply, without ids (but for signatures), or without signatures, or without both."""
+    parts = parts_of([json.loads(rendered(answer, DOCUMENT))])
+    for part in parts:
+        if "signatures" in drop:
+            part.pop("thoughtSignature", None)
+        if "ids" in drop and "functionCall" in part:
+            del part["functionCall"]["id"]
+    return parts
+
+
+def sampled(content: str | None, *names: str) -> Reply:
+    """A reply as it is minted."""
+    calls = [ToolCall("engine's own", name, "{}") for name in names]
+    ids = np.empty(0, np.int32)
+    sample = Sample(
+        level="text",
+        prompt_ids=ids,
+        completion_ids=ids,
+        logprobs=np.empty(0, np.float32),
+        versions=None,
+        content=content,
+        reasoning="hm",
+        tool_calls=calls,
+        finish_reason="tool_calls",
+        stop_reason=None,
+        prompt_tokens=1,
+        completion_tokens=1,
+    )
+    return mint_reply(sample, dialect.call_prefix)
+
+
+@pytest.mark.parametrize("drop", ["nothing", "ids", "signatures"])
+@pytest.mark.parametrize("interleaved", [True, False])
+def test_one_reply_whose_calls_come_back_apart_is_one_turn_with_its_results(drop, interleaved):
+    answer = sampled("look", "a", "b", "a")
+    parts = echo(answer, drop=drop)
+    ids = [None] * 3 if drop == "ids" else [each.id for each in answer.tool_calls]
+    results = [result(each.name, str(n), **({"id": ids[n]} if ids[n] else {})) for n, each in enumerate(answer.tool_calls)]
+    calls = [model(part) for part in parts[2:]]
+    if interleaved:
+        after = [content for pair in zip(calls, map(user, results), strict=True) for content in pair]
+    else:
+        after = [*calls, *map(user, results)]
+    following = sampled("next", "b")
+    messages = history(
+        user({"text": "hi"}), model(*parts[:2]), *after, model(*echo(following, drop=drop)), user(result("b", "last"))
+    )
+    assert [message["role"] for message in messages] == ["user", "assistant", "tool", "tool", "tool", "assistant", "tool"]
+    turn = messages[1]
+    assert (turn["content"], turn["reasoning"]) == ("look", "hm")
+    assert [each["function"]["name"] for each in turn["tool_calls"]] == ["a", "b", "a"]
+    assert [each["id"] for each in turn["tool_calls"]] == [message["tool_call_id"] for message in messages[2:5]]
+    assert [message["content"] for message in messages[2:5]] == ["0", "1", "2"]
+    assert messages[6]["tool_call_id"] == messages[5]["tool_calls"][0]["id"]
+
+
+def test_where_nothing_minted_came_back_a_result_ends_the_turn():
+    parts = echo(sampled(None, "a", "b"), drop="ids signatures")
+    thought, first, second = (model(part) for part in parts)
+    together = history(user(), thought, first, second, user(result("a", "1")), user(result("b", "2")))
+    assert [message["role"] for message in together] == ["user", "assistant", "tool", "tool"]
+    apart = history(user(), thought, first, user(result("a", "1")), second, user(result("b", "2")))
+    assert [message["role"] for message in apart] == ["user", "assistant", "tool", "assistant", "tool"]
+
+
+def test_a_word_of_the_user_ends_the_turn_whatever_follows():
+    _, first, second = echo(sampled(None, "a", "b"), drop="nothing")
+    messages = history(user(), model(first), user(result("a", "1"), {"text": "wait"}), model(second), user(result("b", "2")))
+    assert [message["role"] for message in messages] == ["user", "assistant", "tool", "user", "assistant", "tool"]
+
+
+def test_a_repeated_id_is_the_nearest_calls_that_waits():
+    turns = [model(call("a", id="call_0")), user(result("a", "1", id="call_0"))]
+    messages = history(user(), *turns, model({"text": "on"}, call("a", id="call_0")), user(result("a", "2", id="call_0")))
+    ids = [each["id"] for message in messages for each in message.get("tool_calls", [])]
+    assert len(set(ids)) == 2
+    assert [(message["tool_call_id"], message["content"]) for message in messages if message["role"] == "tool"] == [
+        (ids[0], "1"),
+        (ids[1], "2"),
+    ]
 
 
 def test_a_result_without_a_call_is_kept():

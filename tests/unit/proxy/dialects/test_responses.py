@@ -159,6 +159,37 @@ def test_calls_of_one_turn_with_results_in_between_are_one_message():
     assert [each["id"] for each in found[0]["tool_calls"]] == ["call_1", "call_2"]
 
 
+MINTED = [f"call_{'a' * 20}000{index}" for index in range(3)]
+
+
+def test_the_ids_of_calls_tell_one_reply_where_items_have_none():
+    items = [message("look")]
+    for call_id in MINTED:
+        items += [call(call_id), result(call_id=call_id, output=call_id)]
+    found = messages([*items, call(f"call_{'b' * 20}0000"), {"role": "user", "content": "on"}])
+    assert [each["role"] for each in found] == ["assistant", "tool", "tool", "tool", "assistant", "user"]
+    assert found[0]["content"] == "look"
+    assert [each["id"] for each in found[0]["tool_calls"]] == MINTED
+    assert [(each["tool_call_id"], each["content"]) for each in found[1:4]] == [(each, each) for each in MINTED]
+
+
+def test_ids_of_items_and_of_calls_name_the_same_reply():
+    mixed = [message("look", id=f"msg_{A}"), result(call_id="x"), call(MINTED[0])]
+    assert [each["role"] for each in messages(mixed)] == ["assistant", "tool"]
+    other = [message("look", id=f"msg_{B}"), result(call_id="x"), call(MINTED[0])]
+    assert [each["role"] for each in messages(other)] == ["assistant", "tool", "assistant"]
+
+
+def test_a_repeated_id_is_the_nearest_calls_that_waits():
+    turn = [message("look"), call("call_0"), call("call_0"), result(call_id="call_0", output="1")]
+    found = messages([*turn, result(call_id="call_0", output="2"), message("on"), call("call_0"), result(call_id="call_0")])
+    assert [each["id"] for each in found[0]["tool_calls"]] == ["call_0", "call_0_2"]
+    assert [(each["tool_call_id"], each["content"]) for each in found[1:3]] == [("call_0", "1"), ("call_0_2", "2")]
+    assert found[4]["tool_call_id"] == found[3]["tool_calls"][0]["id"] == "call_0"
+    late = messages([call("call_0"), message("on"), call("call_0"), call("call_0"), result(call_id="call_0")])
+    assert late[-1]["tool_call_id"] == late[1]["tool_calls"][0]["id"]
+
+
 def test_results_without_ids_are_paired_by_name_then_order():
     calls = [call("call_1", name="read"), call("call_2", name="bash"), call("call_3", name="read")]
     results = [result(name="bash"), result(), result(name="read")]
@@ -190,10 +221,49 @@ def test_instructions_in_the_middle_keep_their_place():
     assert request.systems == 2
 
 
-def test_unknown_parts_keep_their_text_and_unknown_items_are_passed_over():
+def test_unknown_parts_keep_their_text_or_say_that_they_are_not_shown():
     parts = [{"type": "novel", "text": "kept"}, {"type": "novel", "data": 1}, "plain"]
-    (found,) = messages([{"type": "novel", "x": [1]}, {"role": "user", "content": parts}])
-    assert [part["text"] for part in found["content"]] == ["kept", "plain"]
+    (found,) = messages([{"role": "user", "content": parts}])
+    kept, shown, plain = (part["text"] for part in found["content"])
+    assert (kept, plain) == ("kept", "plain")
+    assert "novel" in shown
+    (turn,) = messages([{"role": "assistant", "content": [{"type": "input_image", "image_url": "data:image/png;base64,AA=="}]}])
+    assert "not shown" in turn["content"]
+
+
+@pytest.mark.parametrize(
+    ("item", "text"),
+    [
+        ({"type": "novel", "text": "kept"}, "kept"),
+        ({"type": "novel", "content": [{"type": "input_text", "text": "kept"}]}, "kept"),
+        ({"type": "novel_output", "call_id": "nobody's", "output": "kept"}, "kept"),
+        ({"type": "novel", "summary": [{"text": "kept"}], "status": "completed"}, "kept"),
+        ({"type": "novel_call", "arguments": {"a": "kept"}}, '{"a":"kept"}'),
+    ],
+)
+def test_unknown_items_reach_the_model_as_text(item, text):
+    found = messages([{"role": "user", "content": "hi"}, item, {"role": "user", "content": "on"}])
+    assert found[1] == {"role": "user", "content": text}
+
+
+def test_an_unknown_item_of_the_assistant_or_of_a_call_keeps_its_side():
+    found = messages([message("look"), {"type": "novel", "role": "assistant", "text": "kept"}, call("call_1")])
+    assert [(each["role"], each["content"]) for each in found] == [("assistant", "look"), ("assistant", "kept")]
+    found = messages([call("call_1"), {"type": "novel_output", "call_id": "call_1", "output": "kept"}])
+    assert found[1] == {"role": "tool", "tool_call_id": "call_1", "content": "kept"}
+
+
+def test_an_update_of_settings_is_no_word_to_the_model():
+    update = {"type": "configuration_update", "reasoning": {"effort": "low"}, "text": {"format": {"type": "text"}}}
+    assert len(messages([{"role": "user", "content": "hi"}, update])) == 1
+    update["text"] = {"format": {"type": "json_schema"}}
+    assert refusal(input=[{"role": "user", "content": "hi"}, update]).param == "input[1].text.format"
+
+
+@pytest.mark.parametrize("kind", ["novel", "compaction", "compaction_trigger"])
+def test_an_item_that_nobody_can_read_is_refused_by_its_place(kind):
+    error = refusal(input=[{"role": "user", "content": "hi"}, {"type": kind, "encrypted_content": "x"}])
+    assert error.param == "input[1]"
 
 
 @pytest.mark.parametrize("field", [{"previous_response_id": "resp_1"}, {"conversation": "c"}, {"conversation": {"id": "c"}}])
@@ -296,10 +366,11 @@ def test_a_call_that_comes_back_without_its_namespace_is_the_same_call():
     assert messages([item], tools=tools) == messages([item | {"namespace": None}], tools=tools)
 
 
-def test_the_vendors_own_searches_and_unknown_items_leave_a_turn_whole():
+def test_items_of_the_vendors_tools_are_counted_and_leave_a_turn_whole():
     hosted = [{"type": "web_search_call", "id": "ws_1"}, {"type": "tool_search_call", "execution": "server", "arguments": {}}]
     found = messages([message("look"), *hosted, call("call_1"), result(call_id="call_1")])
     assert [each["role"] for each in found] == ["assistant", "tool"]
+    assert parse(input=[message("look"), *hosted], tools=[{"type": "web_search"}]).hosted_tools == 3
 
 
 def test_tools_that_the_history_adds_are_listed_and_replace_earlier_ones():

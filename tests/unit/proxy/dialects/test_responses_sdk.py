@@ -193,14 +193,12 @@ async def test_a_late_error_is_raised_by_the_client(hasty, engine):
         await asyncio.sleep(0.5)
         return await fails(400, "too late")(request, body)
 
-    engine.script += [late, late]
+    engine.script.append(late)
     _, key = await hasty.open()
     stream = await client(hasty, key).responses.create(model="tiny", input="hi", stream=True)
     with pytest.raises(openai.APIError, match="too late"):
         async for _ in stream:
             pass
-    response = await client(hasty, key).responses.create(model="tiny", input="hi")
-    assert (response.status, response.error.message) == ("failed", "too late")
 
 
 @pytest.mark.parametrize("stream", [False, True])
