@@ -1,12 +1,12 @@
 # Each target sets up what it needs; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo test test-fast test-stack bench-proxy lint wheel clean
+.PHONY: help setup setup-dev demo test test-fast test-stack test-harnesses bench-proxy lint wheel clean
 
 V := .venv/bin
 export TOKENIZERS_PARALLELISM := false
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
 
 setup: ## make .venv and install what the embedded stack needs
 	@scripts/setup.sh all
@@ -28,6 +28,9 @@ test-fast: setup-dev ## unit and contract tests on fakes
 
 test-stack: ## the whole stack in containers, scaled and restarted amid a run (needs Docker)
 	@scripts/test_stack.sh
+
+test-harnesses: setup-dev ## unmodified agents through the proxy against a scripted engine (HARNESSES="pi codex": only these)
+	@$(V)/python -m tests.harnesses $(PYTEST)
 
 bench-proxy: setup ## the proxy's cost beside OpenEnv's capture proxy, in one run (needs redis-server)
 	@$(V)/python -m bench.proxy $(BENCH)

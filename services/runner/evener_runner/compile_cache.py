@@ -20,16 +20,20 @@ COMPILE_CACHE = "/opt/evener/compile-cache"
 _REFUSED_RUN_S = 60.0
 
 
+def folder(kind: Kind, harness: Harness, cache: Path) -> Path:
+    """Where the compile cache of an agent is, or would be."""
+    # Node keeps a cache a user (its folder's name ends with the user id), and root's sandboxes are another user.
+    return cache / "harnesses" / f"{harness.name}-{harness.version}-compile-cache-{kind}-{os.geteuid()}"
+
+
 async def ensure(kind: Kind, harness: Harness, installation: Installation, cache: Path, sandboxes: Path) -> Path:
     """The compile cache of an agent in sandboxes of this kind, made where it is absent. Raises InfraError."""
-    # Node keeps a cache a user (its folder's name ends with the user id), and root's sandboxes are another user.
-    target = cache / "harnesses" / f"{harness.name}-{harness.version}-compile-cache-{kind}-{os.geteuid()}"
 
     async def make(part: Path) -> Path:
-        folder = Folder.make(sandboxes, f"compile-{harness.name}-{os.getpid()}", ttl_s=2 * _REFUSED_RUN_S)
+        place = Folder.make(sandboxes, f"compile-{harness.name}-{os.getpid()}", ttl_s=2 * _REFUSED_RUN_S)
         async with _Refusal() as url:
             spec = SandboxSpec(
-                folder,
+                place,
                 mounts=(Mount(installation.node, NODE), Mount(installation.prefix, harness.prefix)),
                 writable=("/workspace", HOME, "/tmp", COMPILE_CACHE),  # noqa: S108 - a path inside
                 env=harness.env,
@@ -55,6 +59,7 @@ async def ensure(kind: Kind, harness: Harness, installation: Installation, cache
                 file.chmod(0o444)
         return part
 
+    target = folder(kind, harness, cache)
     await make_once(target, make)
     return target
 

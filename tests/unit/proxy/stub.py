@@ -49,17 +49,21 @@ class StubEngine:
         text = "".join(f"<{message['role']}>{json.dumps(message)}" for message in body["messages"])
         return list((json.dumps(body.get("tools")) + text).encode())
 
-    def sample(self, body: dict[str, Any], **message: Any) -> dict[str, Any]:
+    def completion(self, body: dict[str, Any], message: dict[str, Any], finish: str) -> list[int]:
+        """The tokens that say ``message``."""
+        return [random.randrange(256, 32000) for _ in range(min(random.randint(3, 9), body.get("max_tokens", 9)))]
+
+    def sample(self, body: dict[str, Any], *, finish: str | None = None, **message: Any) -> dict[str, Any]:
         """A reply in vLLM's shape."""
-        prompt = self.prompt(body)
-        count = min(random.randint(3, 9), body.get("max_tokens", 9))
-        ids = [random.randrange(256, 32000) for _ in range(count)]
+        finish = finish or ("tool_calls" if message.get("tool_calls") else "stop")
+        prompt, ids = self.prompt(body), self.completion(body, message, finish)
+        count = len(ids)
         logprobs = [-random.random() * 3 for _ in ids]
         choice: dict[str, Any] = {
             "index": 0,
             "message": {"role": "assistant", "content": f"reply {len(self.sampled)}", "reasoning": None, **message},
             "logprobs": {"content": [{"token": "x", "logprob": p, "bytes": [120], "top_logprobs": []} for p in logprobs]},
-            "finish_reason": "tool_calls" if message.get("tool_calls") else "stop",
+            "finish_reason": finish,
             "stop_reason": None,
             "token_ids": ids,
         }
@@ -71,7 +75,7 @@ class StubEngine:
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
-        if body["messages"] == [{"role": "user", "content": "."}]:  # the probe
+        if is_probe(body):
             sampled = len(self.sampled)
             reply = self.sample(body)
             del self.sampled[sampled:]
@@ -94,6 +98,30 @@ class StubEngine:
 
     async def weight_info(self, _: web.Request) -> web.Response:
         return web.json_response({"weight_version": str(self.version) if self.version else "default"})
+
+
+def is_probe(body: dict[str, Any]) -> bool:
+    """Whether the proxy asks for itself, to learn what the engine gives."""
+    return body["messages"] == [{"role": "user", "content": "."}]
+
+
+@contextlib.asynccontextmanager
+async def serving(engine: StubEngine) -> AsyncIterator[None]:
+    """Serve the engine on a free port."""
+    app = web.Application(client_max_size=64 << 20)
+    app.router.add_post("/v1/chat/completions", engine.chat)
+    app.router.add_post("/tokenize", engine.tokenize)
+    app.router.add_get("/v1/models", engine.models)
+    app.router.add_get("/weight_info", engine.weight_info)
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    port = free_port()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    engine.url = f"http://127.0.0.1:{port}"
+    try:
+        yield
+    finally:
+        await runner.cleanup()
 
 
 def fails(status: int, message: str = "down", param: str | None = None) -> Behaviour:

@@ -1,0 +1,16 @@
+"""These tests install agents and take minutes: they are collected only where ``HARNESSES`` says of which agents."""
+
+import os
+
+import pytest
+
+collect_ignore: list[str] = []
+if "HARNESSES" not in os.environ:
+    collect_ignore += ["test_task.py", "test_faults.py", "test_slow.py"]
+elif os.environ.get("CI") == "true":
+    collect_ignore += ["test_slow.py"]  # it waits for 100 s
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Without pytest-xdist nobody else knows this mark."""
+    config.addinivalue_line("markers", "xdist_group(name): tests of one worker")
