@@ -8,6 +8,7 @@ import pytest
 from aiohttp import web
 from redis.exceptions import RedisError
 
+from evener.api.types import Budget
 from evener.engines.sampler import VllmSampler
 from evener.errors import InfraError, InputError
 from evener.settings import Settings
@@ -432,7 +433,7 @@ async def test_once_a_retry_beside_another_client_gets_its_own_call(proxy, engin
     """Two clients with one body: the first leaves in mid-call and asks again elsewhere; it never gets the second's reply."""
     async with running_proxy(engine, redis) as other:
         engine.script += [slow(engine, 30), slow(engine, 1.0)]
-        _, key = await proxy.open()
+        _, key = await proxy.open(budget=Budget(sampled_tokens=200_000))
         first = asyncio.create_task(ask(proxy, key))
 
         async def asked(number) -> bool:
