@@ -73,3 +73,6 @@ class _ProxySessions:
 
     async def seal(self, session_id: str) -> SessionState:
         return await self._admin.seal(session_id)
+
+    async def problem(self) -> str | None:
+        return await self._admin.problem()
