@@ -114,6 +114,9 @@ CAUSES: dict[str, Cause] = {
     "harness_missing": Cause(Boundary.INFRA, "the harness is not installed", "run `evener harnesses install NAME`"),
     "version_changed": Cause(Boundary.INFRA, "the weights changed during an evaluation", "it is tried again"),
     "blob_missing": Cause(Boundary.INFRA, "a blob is gone", "restore the blob store"),
+    "blob_refused": Cause(
+        Boundary.INFRA, "the blob store takes or gives nothing", "free its disk, or mend its permissions; see EVENER_BLOBS_URL"
+    ),
     "service_stopped": Cause(Boundary.INFRA, "a service was stopped", "it is tried again at the next start"),
     "internal": Cause(Boundary.INFRA, "a fault of Evener", "report it with the log"),
 }

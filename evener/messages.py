@@ -97,7 +97,11 @@ class GroupClosed(Base, tag="GroupClosed", frozen=True, kw_only=True):
 
 
 class StepFinished(Base, tag="StepFinished", frozen=True, kw_only=True):
-    """Event of the learner: one optimizer step, the whole groups it trained, and the checkpoint that holds them."""
+    """Event of the learner: one optimizer step, the whole groups it trained, and the checkpoint that holds them.
+
+    The engines serve ``version``, whose ``weights`` are a blob digest: the step alone publishes it, should `PolicyPublished`
+    come later or never.
+    """
 
     run_id: str
     policy: str
@@ -107,6 +111,7 @@ class StepFinished(Base, tag="StepFinished", frozen=True, kw_only=True):
     groups: list[str]
     metrics: dict[str, float] = {}
     checkpoint: str | None = None
+    weights: str | None = None
     seconds: float = 0.0
 
 

@@ -1,13 +1,19 @@
 """The way to the proxy's admin side: every call has a deadline, and is tried again while the proxy does not answer.
 
-Used by the runner (open, read, seal) and the orchestrator (seal, delete). A repeated request changes nothing.
+Used by the runner (open, read, seal, problem) and the orchestrator (seal, delete). A repeated request changes nothing.
 """
 
+import asyncio
+
+import aiohttp
 import msgspec
 
 from evener.errors import InfraError
 from evener.service_client import ServiceClient
 from evener.trace.session import SessionSpec, SessionState
+
+READY_S = 5.0
+"""Longest wait for the answer whether a proxy is ready; it waits 3 s for its own store."""
 
 
 class SessionConflict(Exception):
@@ -43,6 +49,16 @@ class ProxyAdmin(ServiceClient):
     async def delete(self, session_id: str) -> None:
         """Forget a session. No error where there is none."""
         await self._request("DELETE", f"/v1/sessions/{session_id}")
+
+    async def problem(self) -> str | None:
+        """What keeps the proxy from answering agents (itself, its engines, its store); None while it can. Asked once."""
+        assert self._http is not None, "use ProxyAdmin as an async context manager"
+        try:
+            async with asyncio.timeout(READY_S), self._http.get(f"{self._url}/readyz") as response:
+                content = await response.read()
+        except (aiohttp.ClientError, TimeoutError) as error:
+            return f"{self._url}: {error or type(error).__name__}"
+        return None if response.status == 200 else content[:300].decode(errors="replace")
 
     async def _request(self, method: str, path: str, body: object = None) -> bytes:
         data = None if body is None else msgspec.json.encode(body)

@@ -1,4 +1,4 @@
-"""A TCP relay in front of a real service, whose connections a test can cut, refuse or let fall silent."""
+"""A TCP relay in front of a real service, whose connections a test can cut, refuse, slow down or let fall silent."""
 
 import asyncio
 import contextlib
@@ -10,6 +10,7 @@ class Relay:
 
     def __init__(self, port: int) -> None:
         self.refusing = False
+        self.delay_s = 0.0
         self._flowing = asyncio.Event()
         self._flowing.set()
         self._target = port
@@ -38,7 +39,11 @@ class Relay:
         if self.refusing:
             writer.transport.abort()
             return
-        there_reader, there_writer = await asyncio.open_connection("127.0.0.1", self._target)
+        try:
+            there_reader, there_writer = await asyncio.open_connection("127.0.0.1", self._target)
+        except OSError:
+            writer.transport.abort()
+            return
         ends = (writer, there_writer)
         self._writers.update(ends)
         try:
@@ -49,6 +54,7 @@ class Relay:
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
             while data := await reader.read(65536):
+                await asyncio.sleep(self.delay_s)
                 await self._flowing.wait()
                 writer.write(data)
                 await writer.drain()

@@ -1,10 +1,11 @@
 """The message bus: one port, and two back ends behind it: this process, and RabbitMQ."""
 
 from evener.bus.memory import MemoryBus
+from evener.bus.patience import publish_patiently
 from evener.bus.port import DELIVERY_LIMIT, PATIENCE_S, Bus, Consumer, DeadLetter, Delivery
 from evener.errors import InputError
 
-__all__ = ["DELIVERY_LIMIT", "Bus", "Consumer", "DeadLetter", "Delivery", "MemoryBus", "connect"]
+__all__ = ["DELIVERY_LIMIT", "Bus", "Consumer", "DeadLetter", "Delivery", "MemoryBus", "connect", "publish_patiently"]
 
 
 def connect(url: str | None, *, patience_s: float = PATIENCE_S) -> Bus:

@@ -81,6 +81,11 @@ class MemoryBus:
                 self._push(letter.queue, entry)
             return len(chosen)
 
+    @property
+    def closed(self) -> bool:
+        """A bus of this process never refuses."""
+        return False
+
     async def close(self) -> None:
         """Nothing is held elsewhere."""
 

@@ -91,6 +91,11 @@ class Consumer(Protocol):
 class Bus(Protocol):
     """A connection to the broker."""
 
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called: nothing will be published any more."""
+        ...
+
     async def publish(self, message: Message, *, priority: int = 0) -> None:
         """Put a message into its queue and wait until the broker has it.
 

@@ -1,6 +1,6 @@
 """`evener doctor`: one line for each thing that a run needs here, and for each that is missing the remedy.
 
-It changes nothing and needs nothing to run; its exit code is 1 when something that a run needs is missing.
+It changes nothing that stays and needs nothing to run; its exit code is 1 when something that a run needs is missing.
 """
 
 import asyncio
@@ -8,25 +8,25 @@ import importlib.util
 import shutil
 import socket
 import sys
-from dataclasses import dataclass
 
 from evener.cli import embedded
+from evener.cli.check import Check
+from evener.cli.stores import examine_stores
 from evener.sandbox.probe import bubblewrap_missing
 from evener.settings import Settings
 
 
-@dataclass(frozen=True)
-class Check:
-    """One line: ``state`` is ok, note (works, but worse) or missing."""
-
-    name: str
-    state: str
-    detail: str
-
-
 def examine(settings: Settings) -> list[Check]:
     """All checks, in the order in which a run meets them."""
-    return [_python(), *_extras(), _sandbox(), *_harnesses(settings), *_ports(settings), _disk(settings)]
+    return [
+        _python(),
+        *_extras(),
+        _sandbox(),
+        *_harnesses(settings),
+        *_ports(settings),
+        _disk(settings),
+        *examine_stores(settings),
+    ]
 
 
 def _python() -> Check:

@@ -69,6 +69,11 @@ class BubblewrapSandbox:
         """The forwarder's address."""
         return None if self._pump is None else f"http://127.0.0.1:{FORWARDER_PORT}"
 
+    @property
+    def proxy_lost(self) -> bool:
+        """Whether the last connection to the proxy was given up."""
+        return self._pump is not None and self._pump.unreachable
+
     def locate(self, path: str) -> str:
         """Paths inside are what they say."""
         return path

@@ -86,6 +86,11 @@ class Sandbox(Protocol):
         """The proxy as a command inside reaches it."""
         ...
 
+    @property
+    def proxy_lost(self) -> bool:
+        """Whether what ran inside could not reach the proxy in the end: its failure is then none of its own."""
+        ...
+
     def locate(self, path: str) -> str:
         """``path`` as a command inside sees it: itself, except under ``process``."""
         ...

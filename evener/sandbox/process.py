@@ -48,6 +48,11 @@ class ProcessSandbox:
         """The proxy itself."""
         return self._spec.proxy_url
 
+    @property
+    def proxy_lost(self) -> bool:
+        """Not known: nothing of ours stands between."""
+        return False
+
     def locate(self, path: str) -> str:
         """The real place of what lies at ``path`` in other sandboxes."""
         places = {mount.target: str(mount.source) for mount in self._spec.mounts}

@@ -1,20 +1,25 @@
 """One unix socket a sandbox is its only way out, and it leads to one place: the proxy's agent side.
 
 Every connection to the socket becomes one TCP connection to the proxy, so that any replica behind the address may take
-it; bytes are copied, never read. The socket's folder is 0700 and the sandbox user's, so that no other user of the host
-can sample. Opened and closed by the bubblewrap sandbox.
+it; bytes are copied, never read. While the proxy accepts nothing a connection waits for it: an agent has seconds of patience
+for a server that is gone, and minutes for one that is slow. The socket's folder is 0700 and the sandbox user's, so that no
+other user of the host can sample. Opened and closed by the bubblewrap sandbox.
 """
 
 import asyncio
 import contextlib
 import os
 import socket
+import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from evener.errors import InputError
 
 SOCKET = "proxy.sock"
+CONNECT_S = 45.0
+"""How long a connection waits for the proxy; the shortest patience of an agent for the head of a reply is 60 s."""
+_CONNECT_PAUSE_S = 0.25
 _CHUNK = 65536
 _BACKLOG = 128
 
@@ -36,6 +41,8 @@ class Pump:
         self._descriptor = -1
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
+        self.unreachable = False
+        """Whether the last connection found no proxy until its patience was over."""
 
     async def open(self, owner: int) -> None:
         """Listen; the folder and the socket belong to user ``owner``."""
@@ -67,7 +74,7 @@ class Pump:
         self._connections.add(task)
         ends = [writer]
         try:
-            upstream_reader, upstream = await asyncio.open_connection(*self._address)
+            upstream_reader, upstream = await self._connect()
             ends.append(upstream)
             async with asyncio.TaskGroup() as both:
                 both.create_task(_copy(reader, upstream))
@@ -78,6 +85,21 @@ class Pump:
             self._connections.discard(task)
             for end in ends:
                 end.close()
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection to the proxy, as soon as it takes one. Raises OSError."""
+        deadline = time.monotonic() + CONNECT_S
+        while True:
+            try:
+                connection = await asyncio.open_connection(*self._address)
+            except OSError:
+                if time.monotonic() > deadline:
+                    self.unreachable = True
+                    raise
+            else:
+                self.unreachable = False
+                return connection
+            await asyncio.sleep(_CONNECT_PAUSE_S)
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

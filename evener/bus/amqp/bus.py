@@ -30,6 +30,11 @@ class AmqpBus:
         self._publisher = Publisher(Link(url, "publisher"), self._topology, patience_s)
         self._graveyard = Graveyard(self._publisher, self._topology)
 
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._publisher.link.closed
+
     async def publish(self, message: Message, *, priority: int = 0) -> None:
         """Send, and wait for the broker's confirm. Raises InfraError ``bus_unavailable`` or ``bus_refused``."""
         await self._publisher.send(queue_of(message), encode(message), priority=priority)

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from evener.api import REPORT_S, ApiClient, GroupOrder, LearnerLease, Refused
 from evener.blobs import Blobs
-from evener.bus import Bus, Delivery
+from evener.bus import Bus, Delivery, publish_patiently
 from evener.errors import InfraError, InputError
 from evener.log import get
 from evener.messages import GroupClosed, PolicyPublished, StepFinished, TrainGroup, train_queue
@@ -65,6 +65,7 @@ class Campaign:
         self._groups_per_step = int(lease.train["groups_per_step"])
         self._version = lease.version
         self._published = {lease.version}
+        self._told: dict[str, GroupClosed | StepFinished] = {}
         self._arrived = asyncio.Event()
         self._room = asyncio.Event()
         self._assembly: Assembly
@@ -86,10 +87,11 @@ class Campaign:
                     started = time.monotonic()
                     result = await trainer.train(step.rows)
                     await self._finish(step, result, time.monotonic() - started)
+                self._room.set()  # what the ledger asks again is answered until it has the last step
+                await self._or_failure(collector, self._settle())
             finally:
                 collector.cancel()
                 await asyncio.gather(collector, return_exceptions=True)
-        await self._settle()
 
     def _fetch(self) -> tuple[Path, Path | None]:
         lease, folder = self._lease, self._folder
@@ -140,23 +142,25 @@ class Campaign:
         another learner, to which the groups then belong.
         """
         while True:
-            while len(self._assembly) >= 2 * self._groups_per_step:
+            while not self._has_room():
                 self._room.clear()
                 await self._room.wait()
             answers = True
             async with self._bus.consume(train_queue(self._lease.policy), prefetch=1) as consumer:
-                while answers and len(self._assembly) < 2 * self._groups_per_step:
+                while answers and self._has_room():
                     answers = await self._receive(await consumer.get())
             if not answers:
                 await self._look()
+
+    def _has_room(self) -> bool:
+        return len(self._assembly) < 2 * self._groups_per_step or self._step >= self._steps
 
     async def _receive(self, delivery: Delivery) -> bool:
         """Claim the group of a message; False when the API is away, and the message still unsettled."""
         message = delivery.message
         if isinstance(message, TrainGroup) and message.run_id == self._lease.run_id:
             try:
-                async with asyncio.timeout(CLAIM_S):
-                    order = await self._claim(message.group_id)
+                order = await self._claim(message.group_id)
             except (InfraError, TimeoutError) as error:
                 if isinstance(error, InfraError) and error.cause != "api_unavailable":
                     raise
@@ -171,16 +175,23 @@ class Campaign:
         return True
 
     async def _claim(self, group_id: str) -> GroupOrder | None:
-        """A group, also one that we know; None where it was disposed of. Raises Refused when the epoch is old.
+        """A group, also one that we know; None where it was disposed of, which is told again if the ledger has not heard it.
 
-        The message of a known group may be the next learner's already, who is to be given it.
+        The message of a known group may be the next learner's already, who is to be given it: Refused when the epoch is old.
+        Raises InfraError, TimeoutError.
         """
         try:
-            return await self._api.claim_group(group_id, epoch=self._lease.epoch)
+            async with asyncio.timeout(CLAIM_S):
+                order = await self._api.claim_group(group_id, epoch=self._lease.epoch)
         except (Refused, InputError) as error:
-            await self._api.hold_policy(self._lease.policy, epoch=self._lease.epoch)
+            async with asyncio.timeout(CLAIM_S):
+                await self._api.hold_policy(self._lease.policy, epoch=self._lease.epoch)
             log.info("group not claimed", group_id=group_id, reason=str(error))
             return None
+        if group_id in self._told:
+            await publish_patiently(self._bus, self._told[group_id])
+            return None
+        return order
 
     async def _next_step(self) -> Step:
         while True:
@@ -204,22 +215,21 @@ class Campaign:
         position = Position(step=number, version=version, published=published)
         weights, checkpoint = await asyncio.to_thread(self._store, result, position)
         await self._publisher.publish(version, result.weights)
-        await self._bus.publish(
-            PolicyPublished(policy=lease.policy, epoch=lease.epoch, version=version, step=number, weights=weights)
+        published_event = PolicyPublished(policy=lease.policy, epoch=lease.epoch, version=version, step=number, weights=weights)
+        await publish_patiently(self._bus, published_event)
+        finished = StepFinished(
+            run_id=lease.run_id,
+            policy=lease.policy,
+            epoch=lease.epoch,
+            step=number,
+            version=version,
+            groups=[group.group_id for group in step.groups],
+            metrics={**step.metrics(), **result.metrics, "step_s": seconds},
+            checkpoint=checkpoint,
+            weights=weights,
+            seconds=seconds,
         )
-        await self._bus.publish(
-            StepFinished(
-                run_id=lease.run_id,
-                policy=lease.policy,
-                epoch=lease.epoch,
-                step=number,
-                version=version,
-                groups=[group.group_id for group in step.groups],
-                metrics={**step.metrics(), **result.metrics, "step_s": seconds},
-                checkpoint=checkpoint,
-                seconds=seconds,
-            )
-        )
+        await self._tell(finished, finished.groups)
         self._step, self._version, self._published = number, version, set(published)
         log.info("step", step=number, version=version, seconds=round(seconds, 3), **step.metrics(), **result.metrics)
 
@@ -240,14 +250,18 @@ class Campaign:
 
     async def _close(self, refusal: Refusal) -> None:
         log.info("group closed", group_id=refusal.group_id, reason=str(refusal.reason), detail=refusal.detail)
-        await self._bus.publish(
-            GroupClosed(
-                group_id=refusal.group_id,
-                epoch=self._lease.epoch,
-                disposition=refusal.disposition,
-                reason=str(refusal.reason),
-            )
+        closed = GroupClosed(
+            group_id=refusal.group_id,
+            epoch=self._lease.epoch,
+            disposition=refusal.disposition,
+            reason=str(refusal.reason),
         )
+        await self._tell(closed, [refusal.group_id])
+
+    async def _tell(self, word: GroupClosed | StepFinished, groups: list[str]) -> None:
+        """Say what became of groups; said again where the ledger asks for one of them again, for it has not heard it."""
+        self._told |= dict.fromkeys(groups, word)
+        await publish_patiently(self._bus, word)
 
     async def _look(self) -> None:
         run = await _patiently(lambda: self._api.get(f"/v1/runs/{self._lease.run_id}"))

@@ -1,12 +1,15 @@
 """Every event is applied in one transaction and acknowledged after its commit; a late or repeated one changes nothing.
 
-A refusal is counted and acknowledged. Where a store is down the message is handed back, uncounted, until it is up again; any
-other failure rejects it, and the bus makes it a dead letter at the limit. Run by `loops`.
+A refusal is counted and acknowledged. While a store is down the message is held and tried again: handed back it would count
+toward RabbitMQ's own delivery limit (on 3.10 and 4.0), and be a dead letter after some minutes. Any other failure rejects it,
+and the bus makes it a dead letter at the limit. Run by `loops`.
 """
 
 import asyncio
 
+import asyncpg
 from redis.exceptions import RedisError
+from sqlalchemy.exc import SQLAlchemyError
 
 from evener import log
 from evener.bus import Delivery
@@ -28,7 +31,7 @@ from evener_orchestrator.ledger.faults import is_down
 
 PREFETCH = 16
 PAUSE_S = 1.0
-"""After a failure, so that the deliveries before a dead letter span seconds and not milliseconds."""
+"""After a failure: deliveries before a dead letter span seconds and not milliseconds, and a store is asked once a second."""
 
 _log = log.get("orchestrator")
 
@@ -45,21 +48,28 @@ async def settle(context: Context, delivery: Delivery) -> None:
     message = delivery.message
     name = type(message).__name__
     try:
-        await apply(context, message)
+        await _apply_when_up(context, message)
     except (Conflict, InputError) as refusal:  # InputError: about a rollout or policy that this ledger never had
         context.refused[name] += 1
         _log.info("refused", message=name, reason=str(refusal))
     except Exception as error:  # noqa: BLE001 - a supervisor: one bad message must not stop the ledger
-        if isinstance(error, RedisError) or is_down(error):
-            _log.warning("store_down", message=name, error=str(error))
-            await asyncio.sleep(PAUSE_S)
-            await delivery.hand_back()
-            return
         _log.error("event_failed", message=name, message_id=message.message_id, exc_info=error)
         await asyncio.sleep(PAUSE_S)
         await delivery.reject(f"{type(error).__name__}: {error}")
         return
     await delivery.ack()
+
+
+async def _apply_when_up(context: Context, message: Message) -> None:
+    """Apply one event, again and again while a store is down."""
+    while True:
+        try:
+            return await apply(context, message)
+        except (RedisError, SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+            if not (isinstance(error, RedisError) or is_down(error)):
+                raise
+            _log.warning("store_down", message=type(message).__name__, error=str(error))
+        await asyncio.sleep(PAUSE_S)
 
 
 async def apply(context: Context, message: Message) -> None:

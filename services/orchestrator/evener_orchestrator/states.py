@@ -48,9 +48,9 @@ class VersionState(StrEnum):
     LOST = "lost"
 
 
-S = TypeVar("S", RunState, GroupState, RolloutState)
+S = TypeVar("S", RunState, GroupState, RolloutState, VersionState)
 
-_R, _G, _O = RunState, GroupState, RolloutState
+_R, _G, _O, _V = RunState, GroupState, RolloutState, VersionState
 
 RUN: Mapping[RunState, frozenset[RunState]] = {
     _R.RUNNING: frozenset({_R.PAUSED, _R.DONE, _R.FAILED, _R.CANCELLED}),
@@ -74,6 +74,11 @@ ROLLOUT: Mapping[RolloutState, frozenset[RolloutState]] = {
     _O.ENDED: frozenset({_O.PLANNED}),  # a new attempt
     _O.ARCHIVED: frozenset({_O.SCORED}),
     _O.SCORED: frozenset(),
+}
+VERSION: Mapping[VersionState, frozenset[VersionState]] = {
+    _V.ALLOTTED: frozenset({_V.PUBLISHED, _V.LOST}),
+    _V.PUBLISHED: frozenset({_V.LOST}),  # of a step that no checkpoint holds
+    _V.LOST: frozenset(),
 }
 
 
@@ -101,3 +106,5 @@ def _successors(state: S) -> frozenset[S]:
             return GROUP[state]
         case RolloutState():
             return ROLLOUT[state]
+        case VersionState():
+            return VERSION[state]

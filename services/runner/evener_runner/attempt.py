@@ -23,6 +23,8 @@ from evener_runner.outcome import Ending, SessionState, Stop, Verdict, classify
 
 DRAIN_S = 5.0
 """How long the calls of an agent that has exited may take to end; nobody reads them any more."""
+LOST_S = 17.0
+"""The same after an abnormal end: a proxy that died with a call, which may be why, is known to be dead after 15 s."""
 _DRAIN_POLL_S = 0.05
 STOP_SEAL_S = 1.0
 """How long a stop waits for the proxy, which may be stopping too: the whole stack has to be gone within 5 s."""
@@ -47,6 +49,10 @@ class Sessions(Protocol):
 
     async def seal(self, session_id: str) -> SessionState:
         """Close it for good."""
+        ...
+
+    async def problem(self) -> str | None:
+        """What keeps agents from being answered now; None where nothing does. Never raises."""
         ...
 
 
@@ -133,18 +139,19 @@ class Attempt:
             await asyncio.wait({agent}, timeout=job.wall_s)
             timed_out = not agent.done()
             if not timed_out:
-                await self._drain()
+                await self._drain(DRAIN_S if agent.result().exit_code == 0 else LOST_S)
             self._state = await self._tools.sessions.seal(lease.session_id)
             await self._sandbox.kill()
             self._result = await agent
         finally:
             agent.cancel()
             await asyncio.wait({agent})
-        return Ending(exit_code=self._result.exit_code, timed_out=timed_out, state=self._state)
+        lost = self._sandbox.proxy_lost
+        return Ending(exit_code=self._result.exit_code, timed_out=timed_out, proxy_lost=lost, state=self._state)
 
-    async def _drain(self) -> None:
+    async def _drain(self, seconds: float) -> None:
         """Let the calls that the agent left behind end, so that the seal finds none in flight."""
-        deadline = time.monotonic() + DRAIN_S
+        deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             state = await self._tools.sessions.read(self._lease.session_id)
             if not state.in_flight:

@@ -50,12 +50,15 @@ class SessionState(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """All that is known when an attempt ended. ``error`` prevented the agent from running, or us from sealing."""
+    """All that is known when an attempt ended. ``error`` prevented the agent from running, or us from sealing; ``proxy_lost``:
+    its last connection found no proxy.
+    """
 
     stopped: Stop | None = None
     error: EvenerError | None = None
     exit_code: int | None = None
     timed_out: bool = False
+    proxy_lost: bool = False
     state: SessionState | None = None
 
 
@@ -92,6 +95,8 @@ def _of_session(ending: Ending, state: SessionState) -> Verdict:
     error = (state.last_error or "")[:500]
     if sealed.lost and abnormal:
         return Verdict(Outcome.INFRA_ERROR, "calls_lost", f"{sealed.lost} calls were lost")
+    if ending.proxy_lost and abnormal:
+        return Verdict(Outcome.INFRA_ERROR, "proxy_unavailable", "the agent could not reach the proxy")
     if state.budget_spent is not None:
         return Verdict(Outcome.BUDGET, f"budget_{state.budget_spent}", error)
     if state.fault in CAUSES and CAUSES[state.fault].boundary is Boundary.INFRA:

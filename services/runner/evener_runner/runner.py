@@ -1,8 +1,9 @@
 """No command is held for a rollout's life, and no claimed attempt is forgotten: each ends in a report, or its lease is lost.
 
-A runner takes a command only while it has a free slot, claims the attempt, acknowledges at once, and runs it in a task of
-its own. A refused claim means that another has it: acknowledged and dropped. An attempt that was reported needs no slot, but is
-heard of until the ledger has read the report (`heart`). Built by `service.serve`.
+A runner takes a command only while it has a free slot and proxy and engines answer, claims the attempt, acknowledges at once,
+and runs it in a task of its own: an engine that is down pauses dispatch, and no attempt is wasted on it. A refused claim means
+that another has it: acknowledged and dropped. An attempt that was reported needs no slot, but is heard of until the ledger has
+read the report (`heart`). Built by `service.serve`.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ from typing import Any, TypeVar
 
 from evener import log
 from evener.api import REPORT_S, Refused, RolloutLease
-from evener.bus.port import Bus, Delivery
+from evener.bus import Bus, Delivery, publish_patiently
 from evener.errors import EvenerError, InfraError, InputError, Outcome
 from evener.health import Counts
 from evener.ids import session_id
@@ -73,18 +74,38 @@ class Runner:
         """Take commands until ``stop`` is set, let attempts end for ``drain_s``, then stop the rest within `STOP_S`."""
         try:
             while not stop.is_set():
-                # Closed while every slot is taken, so that a waiting command goes to another runner.
-                async with self._bus.consume(ROLLOUTS, prefetch=1) as consumer:
-                    while len(self._running()) < self._slots and not stop.is_set():
-                        delivery = await unless(stop, consumer.get())
-                        if delivery is not None:
-                            await self._take(delivery, stop)
+                await self._until_served(stop)
+                await self._fill_slots(stop)
                 self._freed.clear()
                 if len(self._running()) >= self._slots:
                     await unless(stop, self._freed.wait())
             await self._drain()
         finally:
             await self._end_all()
+
+    async def _fill_slots(self, stop: asyncio.Event) -> None:
+        """Take commands until every slot is taken, or nothing answers agents any more."""
+        # Closed while every slot is taken, so that a waiting command goes to another runner.
+        async with self._bus.consume(ROLLOUTS, prefetch=1) as consumer:
+            while len(self._running()) < self._slots and not stop.is_set():
+                delivery = await unless(stop, consumer.get())
+                if delivery is None:
+                    return
+                if await self._tools.sessions.problem() is not None:
+                    await delivery.hand_back()
+                    return
+                await self._take(delivery, stop)
+
+    async def _until_served(self, stop: asyncio.Event) -> None:
+        """Wait while agents would find no proxy or no engine. No command is held meanwhile: RabbitMQ counts what comes back."""
+        said = False
+        while not stop.is_set() and (problem := await self._tools.sessions.problem()) is not None:
+            if not said:
+                _log.warning("dispatch paused", problem=problem)
+            said = True
+            await unless(stop, asyncio.sleep(_RETRY_S))
+        if said:
+            _log.info("dispatch goes on")
 
     async def _take(self, delivery: Delivery, stop: asyncio.Event) -> None:
         message = delivery.message
@@ -138,7 +159,7 @@ class Runner:
             if report is None:
                 _log.info("lease lost", session=lease.session_id)
                 return
-            await self._bus.publish(report)
+            await publish_patiently(self._bus, report)
             self._counts.add("runner_attempts_ended", outcome=report.outcome)
             _log.info("attempt ended", session=lease.session_id, outcome=report.outcome, cause=report.cause)
             held.reported = True

@@ -76,3 +76,6 @@ class ProxySessions:
     async def seal(self, session_id: str) -> SessionState:
         """Close it for good. Raises InfraError."""
         return await self._admin.seal(session_id)
+
+    async def problem(self) -> str | None:
+        return await self._admin.problem()

@@ -9,7 +9,7 @@ import contextlib
 from evener import log
 from evener.api import ApiClient, Refused, ScoreOrder
 from evener.blobs import Blobs
-from evener.bus.port import Bus, Consumer, Delivery
+from evener.bus import Bus, Consumer, Delivery, publish_patiently
 from evener.errors import InfraError, InputError
 from evener.health import Counts
 from evener.ids import session_id
@@ -111,12 +111,13 @@ class _Slot:
             _log.info("command dropped", session=session, reason=str(error))
             await delivery.ack()
             return
-        except InfraError as error:
-            await delivery.reject(str(error))
+        except InfraError as error:  # the API was away for long; that is no fault of the message
+            _log.error("no order", session=session, error=str(error))
+            await delivery.hand_back()
             return
         async with self._hearts.beating(order):
             scored = await self._scored(order, message)
-            await self._bus.publish(scored)
+            await publish_patiently(self._bus, scored)
         await delivery.ack()
         self._counts.add("verifier_scored", cause=scored.cause or "")
         _log.info("scored", session=session, scores=scored.scores, cause=scored.cause, seconds=round(scored.seconds, 3))

@@ -1,3 +1,6 @@
+import errno
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,3 +44,23 @@ def test_twice_is_once(tmp_path):
 def test_what_is_no_digest_is_refused(tmp_path, digest: str):
     with pytest.raises(ValueError, match="is not a blob digest"):
         Blobs(tmp_path).get("logs", digest)
+
+
+def test_a_store_that_takes_nothing_is_a_fault_of_ours_and_keeps_no_half(tmp_path, monkeypatch):
+    blobs = Blobs(tmp_path)
+
+    def full(path, data):
+        (tmp_path / "snapshots").mkdir(exist_ok=True)
+        Path(path).write_bytes(data[:2])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(blobs._fs, "pipe_file", full)
+    with pytest.raises(InfraError, match="No space left") as caught:
+        blobs.put("snapshots", b"workspace")
+    assert caught.value.cause == "blob_refused"
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_a_probe_leaves_nothing(tmp_path):
+    Blobs(tmp_path).probe()
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []

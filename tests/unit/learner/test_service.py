@@ -241,6 +241,23 @@ async def test_once_a_command_that_comes_again_changes_nothing(policy: Path, tmp
         assert ledger.events == [event for event in ledger.events if isinstance(event, StepFinished | PolicyPublished)]
 
 
+async def test_what_the_ledger_has_not_heard_is_said_again(policy: Path, tmp_path: Path) -> None:
+    """A group that is asked for although its fate was told: the word was lost on its way."""
+    async with stack(policy, tmp_path, steps=3) as made:
+        ledger = made.ledger
+        made.start()
+        await made.serves(1)
+        step = await made.train_one()
+        skipped = await ledger.offer(made.engine, signal=False)
+        refusal = await made.refused(skipped)
+        for group in (step.groups[1], skipped):
+            await ledger.issue(ledger.orders[group])
+        await made.until(lambda: len(ledger.of(StepFinished)) == len(ledger.of(GroupClosed)) == 2)
+        assert ledger.of(StepFinished) == [step, step]
+        assert ledger.of(GroupClosed) == [refusal, refusal]
+        assert step.weights == ledger.weights
+
+
 async def test_fenced_a_learner_of_an_old_epoch_stops_training(policy: Path, tmp_path: Path) -> None:
     async with stack(policy, tmp_path, steps=5) as made:
         ledger = made.ledger

@@ -1,7 +1,9 @@
 """Small rules: rewards, intervals, schedule, states, evaluations due, runs of equal values, columns."""
 
 import asyncio
+import re
 import sqlite3
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -87,10 +89,38 @@ def test_a_state_moves_only_along_the_table():
 
 
 @pytest.mark.parametrize(
-    ("kind", "table"), [(states.RunState, states.RUN), (GroupState, states.GROUP), (RolloutState, states.ROLLOUT)]
+    ("kind", "table"),
+    [
+        (states.RunState, states.RUN),
+        (GroupState, states.GROUP),
+        (RolloutState, states.ROLLOUT),
+        (states.VersionState, states.VERSION),
+    ],
 )
-def test_the_table_knows_every_state(kind, table):
+def test_the_table_knows_every_state_and_lets_nothing_else_happen(kind, table):
     assert set(table) == set(kind)
+    for before in kind:
+        for after in kind:
+            if after in table[before]:
+                assert moved(before, after) is after
+                assert before in sources(after)
+            else:
+                with pytest.raises(IllegalTransition, match=f"{before} -> {after}"):
+                    moved(before, after)
+                assert before not in sources(after)
+
+
+def test_no_state_is_assigned_past_the_table():
+    """In the whole service a state of a row that exists is set by `moved` or by a bulk update."""
+    package = Path(states.__file__).parent
+    assignments = [
+        (path.name, line.strip())
+        for path in package.rglob("*.py")
+        for line in path.read_text().splitlines()
+        if re.match(r"\s+[\w.]+\.state = ", line)
+    ]
+    assert assignments
+    assert [each for each in assignments if " = moved(" not in each[1]] == []
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,7 @@ class World:
     refuse: set[str] = field(default_factory=set)
     calls: dict[str, int] = field(default_factory=dict)
     state: State = field(default_factory=State)
+    down: str | None = None
 
     async def add(self, instruction, files=None, **lease):
         """Publish a command for a new rollout whose agent does what ``instruction`` says in Python; returns its session."""
@@ -109,6 +110,9 @@ class World:
 
     async def read(self, session):
         return self.state
+
+    async def problem(self):
+        return self.down
 
     async def seal(self, session):
         self.log.append(f"seal {session}")

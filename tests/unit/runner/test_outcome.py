@@ -43,6 +43,9 @@ TABLE = [
     (ending(session(committed=0), exit_code=137, timed_out=True), "budget", "budget_wall"),
     (ending(session(lost=1), exit_code=1), "infra_error", "calls_lost"),
     (ending(session(lost=1), exit_code=137, timed_out=True), "infra_error", "calls_lost"),
+    (ending(exit_code=1, proxy_lost=True), "infra_error", "proxy_unavailable"),
+    (ending(session(committed=0), exit_code=1, proxy_lost=True), "infra_error", "proxy_unavailable"),
+    (ending(proxy_lost=True), "finished", None),  # it ended well all the same
     (ending(session(**ENGINE)), "infra_error", "engine_error"),
     (ending(session(**ENGINE), exit_code=1), "infra_error", "engine_error"),
     (ending(session(**ENGINE), exit_code=137, timed_out=True), "infra_error", "engine_error"),

@@ -234,3 +234,14 @@ async def test_an_engine_that_failed_is_no_grade(world):
     await world.add("call('x')")
     report = await world.event()
     assert (report.outcome, report.cause, report.snapshot) == (Outcome.INFRA_ERROR, "engine_unavailable", None)
+
+
+async def test_while_no_engine_answers_no_attempt_is_begun(world):
+    world.down = "engine http://e: refused"
+    await world.add("call('x')")
+    await asyncio.sleep(0.5)
+    assert await world.bus.depth(ROLLOUTS) == 1
+    assert world.log == []
+    world.down = None
+    report = await world.event()
+    assert (report.outcome, report.attempt) == (Outcome.FINISHED, 1)

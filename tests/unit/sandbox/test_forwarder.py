@@ -4,6 +4,7 @@ import pytest
 from aiohttp import web
 
 from evener.errors import InputError
+from evener.sandbox import pump
 from evener.sandbox.pump import address_of
 
 pytestmark = pytest.mark.usefixtures("bubblewrap")
@@ -92,11 +93,13 @@ async def test_exit_code_passes_and_open_calls_do_not_hold_it(sandbox, proxy):
         assert (await box.exec(["sh", "-c", "kill -9 $$"], timeout=5)).exit_code == 137
 
 
-async def test_a_proxy_that_is_away_looks_like_a_closed_connection(sandbox):
+async def test_a_proxy_that_stays_away_looks_like_a_closed_connection(sandbox, monkeypatch):
+    monkeypatch.setattr(pump, "CONNECT_S", 0.5)
     async with sandbox("bubblewrap", proxy_url="http://127.0.0.1:9") as box:
         result = await client(box, "print(get('/echo', b''))")
         assert result.exit_code == 1
         assert b"Remote end closed" in result.stderr or b"reset" in result.stderr
+        assert box.proxy_lost
 
 
 @pytest.mark.parametrize("url", ["https://proxy", "unix:/x", "http://proxy/path"])

@@ -32,6 +32,13 @@ PATIENCE_S = 30.0
 
 RETRY_S = 0.05
 
+CONNECT_S = 10.0
+COMMAND_S = 120.0
+"""Longest that Postgres may take for one statement; a lock is waited for as long, and no statement of ours takes seconds."""
+
+IDLE_S = 120.0
+"""Longest pause within a transaction, after which Postgres lets go of its locks; the outbox waits 30 s for a broker."""
+
 ATTEMPTS = 5
 """Times that a transaction is tried which Postgres rolls back for another's sake; each time one of the two gets on."""
 
@@ -71,7 +78,9 @@ class Ledger:
             self.reader = create_sqlite_engine(location, "BEGIN", connections=8)
         else:
             location = location.set(drivername="postgresql+asyncpg")
-            self.writer = self.reader = create_async_engine(location, pool_size=16, pool_pre_ping=True, json_serializer=as_json)
+            self.writer = self.reader = create_async_engine(
+                location, pool_size=16, pool_pre_ping=True, json_serializer=as_json, connect_args=_deadlines()
+            )
         self._write = async_sessionmaker(self.writer, expire_on_commit=False)
         self._read = async_sessionmaker(self.reader, expire_on_commit=False)
         self._turn: AbstractAsyncContextManager[Any] = asyncio.Lock() if self.sqlite else nullcontext()
@@ -125,6 +134,12 @@ class Ledger:
         await self.writer.dispose()
         if self.reader is not self.writer:
             await self.reader.dispose()
+
+
+def _deadlines() -> dict[str, Any]:
+    """A Postgres that fell silent is noticed here, and a transaction whose process fell silent is ended there."""
+    settings = {"idle_in_transaction_session_timeout": str(round(IDLE_S * 1000)), "tcp_keepalives_idle": "30"}
+    return {"timeout": CONNECT_S, "command_timeout": COMMAND_S, "server_settings": settings}
 
 
 async def _clock(session: AsyncSession, *, sqlite: bool) -> datetime:

@@ -12,8 +12,8 @@ FAULTS = (DBAPIError, asyncpg.PostgresError)
 VICTIM = frozenset({"40001", "40P01"})
 """serialization_failure and deadlock_detected: the same work succeeds when it is done again."""
 
-DOWN_CLASSES = ("08", "53", "57P")
-"""Connection lost, out of resources, shut down or not yet started."""
+DOWN_CLASSES = ("08", "25006", "53", "57P")
+"""Connection lost, read-only (a standby, or a full disk's remedy), out of resources, shut down or not yet started."""
 
 
 def is_victim(error: Exception) -> bool:

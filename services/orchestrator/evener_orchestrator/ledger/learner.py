@@ -19,7 +19,7 @@ from evener_orchestrator.ledger.groups import issue
 from evener_orchestrator.ledger.locks import lock_policy
 from evener_orchestrator.ledger.models import Group, PolicyVersion, Run, Step
 from evener_orchestrator.ledger.versions import check_newest, latest
-from evener_orchestrator.states import GroupState, RunState, VersionState, moved
+from evener_orchestrator.states import GroupState, RunState, VersionState, moved, sources
 
 
 async def claim(tx: Transaction, policy: str, *, learner: str, lease_s: float) -> LearnerLease | None:
@@ -43,7 +43,10 @@ async def claim(tx: Transaction, policy: str, *, learner: str, lease_s: float) -
     run.learner_expires_at = tx.now + timedelta(seconds=lease_s)
     checkpoint = (
         await tx.session.scalars(
-            select(Step).where(Step.run_id == run.id, Step.checkpoint.is_not(None)).order_by(Step.step.desc()).limit(1)
+            select(Step)
+            .where(Step.run_id == run.id, Step.step <= run.step, Step.checkpoint.is_not(None))
+            .order_by(Step.step.desc())
+            .limit(1)
         )
     ).one_or_none()
     await _go_back(tx, run, checkpoint.step if checkpoint else 0)
@@ -92,8 +95,8 @@ async def _go_back(tx: Transaction, run: Run, step: int) -> None:
         update(PolicyVersion)
         .where(
             PolicyVersion.policy == run.policy,
-            (PolicyVersion.state == VersionState.ALLOTTED)
-            | (PolicyVersion.state == VersionState.PUBLISHED) & (PolicyVersion.step > step),
+            PolicyVersion.state.in_(sources(VersionState.LOST)),
+            (PolicyVersion.state == VersionState.ALLOTTED) | (PolicyVersion.step > step),
         )
         .values(state=VersionState.LOST)
         .execution_options(synchronize_session="fetch")

@@ -10,8 +10,8 @@ from evener_orchestrator.ledger.conflict import Conflict
 from evener_orchestrator.ledger.endings import dispose
 from evener_orchestrator.ledger.engine import Transaction
 from evener_orchestrator.ledger.locks import lock_group, lock_run
-from evener_orchestrator.ledger.models import Group, PolicyVersion, Rollout, Step
-from evener_orchestrator.ledger.versions import check_epoch
+from evener_orchestrator.ledger.models import Group, PolicyVersion, Rollout, Run, Step
+from evener_orchestrator.ledger.versions import check_epoch, serve
 from evener_orchestrator.states import GroupState, RolloutState, VersionState, moved
 
 
@@ -21,6 +21,9 @@ async def finished(tx: Transaction, message: StepFinished) -> None:
     check_epoch(run, message.epoch)
     if await tx.session.get(Step, (run.id, message.step)) is not None:
         return  # said before
+    if message.weights is not None:
+        # A step whose version is not published could never be gone on from: the next learner would find it lost.
+        await serve(tx, run, message.version, epoch=message.epoch, step=message.step, weights=message.weights)
     oldest = await _oldest_versions(tx, message.groups)
     learner = await _version_before(tx, run.policy, message.version)
     groups = (await tx.session.scalars(select(Group).where(Group.id.in_(message.groups), Group.run_id == run.id))).all()
@@ -48,8 +51,21 @@ async def finished(tx: Transaction, message: StepFinished) -> None:
             created_at=tx.now,
         )
     )
-    run.step = max(run.step, message.step)
+    run.step = await _last_without_gap(tx, run, message.step)
     tx.note("step", run_id=run.id, step=message.step, version=message.version, metrics=message.metrics)
+
+
+async def _last_without_gap(tx: Transaction, run: Run, recorded: int) -> int:
+    """The step up to which every one is recorded, now that ``recorded`` is.
+
+    A later step whose predecessor's word is on its way is not gone on from: the run would end, or a learner go back to its
+    checkpoint, while the predecessor's groups count as untrained.
+    """
+    later = await tx.session.scalars(select(Step.step).where(Step.run_id == run.id, Step.step > run.step))
+    known, last = {*later, recorded}, run.step
+    while last + 1 in known:
+        last += 1
+    return last
 
 
 async def group_closed(tx: Transaction, message: GroupClosed) -> None:

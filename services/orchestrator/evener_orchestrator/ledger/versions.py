@@ -13,7 +13,7 @@ from evener_orchestrator.ledger.conflict import Conflict
 from evener_orchestrator.ledger.engine import Transaction
 from evener_orchestrator.ledger.locks import lock_policy
 from evener_orchestrator.ledger.models import PolicyVersion, Run
-from evener_orchestrator.states import RunState, VersionState
+from evener_orchestrator.states import RunState, VersionState, moved
 
 HOLD_S = 0.5
 """How soon a learner asks again while an evaluation runs: short beside an evaluation, long beside a request."""
@@ -59,14 +59,19 @@ async def published(tx: Transaction, message: PolicyPublished) -> None:
     """Record that the engines serve a version. Raises Conflict where it was not allotted to this epoch."""
     run = await lock_policy(tx, message.policy)
     check_epoch(run, message.epoch)
-    row = await tx.session.get(PolicyVersion, (message.policy, message.version))
-    if row is None or row.epoch != message.epoch:
-        raise Conflict(f"version {message.version} of {message.policy} was not allotted to epoch {message.epoch}")
+    await serve(tx, run, message.version, epoch=message.epoch, step=message.step, weights=message.weights)
+
+
+async def serve(tx: Transaction, run: Run, version: int, *, epoch: int, step: int, weights: str) -> None:
+    """Make an allotted version of a locked run the published one; Conflict where it was not allotted to ``epoch``."""
+    row = await tx.session.get(PolicyVersion, (run.policy, version))
+    if row is None or row.epoch != epoch:
+        raise Conflict(f"version {version} of {run.policy} was not allotted to epoch {epoch}")
     if row.state is not VersionState.ALLOTTED:
         return
-    row.state = VersionState.PUBLISHED
-    row.weights = message.weights
-    row.step = message.step
+    row.state = moved(row.state, VersionState.PUBLISHED)
+    row.weights = weights
+    row.step = step
     row.published_at = tx.now
     tx.note("policy", run_id=run.id, policy=run.policy, version=row.version, step=row.step)
 
