@@ -78,4 +78,5 @@ class ProxySessions:
         return await self._admin.seal(session_id)
 
     async def problem(self) -> str | None:
+        """Why no agent would be answered now; None where one would be."""
         return await self._admin.problem()
