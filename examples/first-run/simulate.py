@@ -202,22 +202,30 @@ def train(
     rng = random.Random(settings.seed)
     optimizer = torch.optim.AdamW(model.parameters(), settings.rate, betas=(0.9, 0.99), weight_decay=0.0)
     history = [copy.deepcopy(model)]
-    queue: list[Chore] = []
+    queue: list[int] = []
+    resting: set[int] = set()  # tasks whose last group taught nothing sit the next pass out, as the planner has it
     waiting: list[list[tuple[Rollout, float]]] = []
     used = 0
     for step in range(settings.steps):
         scores: list[float] = []
         while len(waiting) < settings.groups:
-            if len(queue) < settings.groups:
-                queue += rng.sample(tasks, len(tasks))
-            picked, queue = queue[: settings.groups], queue[settings.groups :]
-            rollouts = sampler(history[0], [chore for chore in picked for _ in range(settings.size)])
+            picked: list[int] = []
+            while len(picked) < settings.groups:
+                queue = queue or rng.sample(range(len(tasks)), len(tasks))
+                task = queue.pop(0)
+                if task in resting:
+                    resting.remove(task)
+                else:
+                    picked.append(task)
+            rollouts = sampler(history[0], [tasks[task] for task in picked for _ in range(settings.size)])
             scores += [rollout.score for rollout in rollouts]
-            for start in range(0, len(rollouts), settings.size):
-                group = rollouts[start : start + settings.size]
+            for place, task in enumerate(picked):
+                group = rollouts[place * settings.size : (place + 1) * settings.size]
                 gains = advantages([rollout.reward(settings.brevity) for rollout in group])
-                if any(gains):  # else it teaches nothing, and is skipped as the learner skips it
+                if any(gains):
                     waiting.append(list(zip(group, gains, strict=True)))
+                else:  # it teaches nothing, and is skipped as the learner skips it
+                    resting.add(task)
         rows = [row for group in waiting[: settings.groups] for row in group]
         waiting = waiting[settings.groups :]
         used += len(scores)
@@ -241,15 +249,15 @@ def main() -> None:
     parser.add_argument("--policy", type=Path, default=HERE / "tiny-policy")
     for name, default in (
         ("seed", 0),
-        ("steps", 18),
-        ("groups", 4),
+        ("steps", 32),
+        ("groups", 2),
         ("size", 4),
         ("warmup", 3),
-        ("lag", 1),
+        ("lag", 2),
         ("eval", 384),
     ):
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--rate", type=float, default=4e-4)
+    parser.add_argument("--rate", type=float, default=5e-4)
     parser.add_argument("--max-norm", type=float, default=1.0)
     parser.add_argument("--brevity", type=float, default=0.0)
     parser.add_argument("--own", action="store_true", help="pi in a user's own places, as without bubblewrap")
