@@ -29,10 +29,10 @@ def main() -> int:
     if not output:
         return code or 1
     run = json.loads(output)
+    if run["state"] != "done":  # stopped, and said so: there is nothing to report yet
+        return code or 1
     report = _report(run)
     print("demo: " + " ".join(f"{name}={value}" for name, value in report.items()))
-    if run["state"] != "done":
-        return code or 1
     (ROOT / ".out").mkdir(exist_ok=True)
     (ROOT / ".out" / "demo.json").write_text(json.dumps(report | {"pass1": run["pass1"]}, indent=2) + "\n")
     print("see one rollout, token by token:  .venv/bin/evener rollouts show latest --trace")
