@@ -8,6 +8,7 @@ Whatever is secret goes to bubblewrap through a file descriptor, never in its ar
 import asyncio
 import os
 import resource
+import secrets
 import time
 from collections.abc import Coroutine
 from functools import cache
@@ -55,7 +56,8 @@ class BubblewrapSandbox:
                 await self._pump.open(self._files.owner)
             hierarchy = _hierarchy()
             if hierarchy is not None:
-                self._cgroup = hierarchy.make(folder.path.name, self._spec.limits)
+                # Named as no other: a cgroup is the host's, and another sandbox of the same name would end with this one.
+                self._cgroup = hierarchy.make(f"{folder.path.name}-{secrets.token_hex(4)}", self._spec.limits)
                 folder.add_cgroups(self._cgroup.paths)
         except BaseException as error:
             await self.destroy()

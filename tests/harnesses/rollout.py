@@ -81,6 +81,7 @@ async def roll_out(
         tools = Tools(settings, ApiClient("http://127.0.0.1:9", ""), ProxySessions(proxy.admin), blobs)
         report = await Attempt(lease, agent.harness, tools).run()
         assert report is not None, "nobody took the lease away"
+        assert report.sealed is not None, f"no session: {report}"
         state = await proxy.admin.read(lease.session_id)
         records = await proxy.store.load(lease.session_id)
     log = blobs.get("logs", report.logs).decode() if report.logs else ""

@@ -9,7 +9,7 @@ import pytest
 
 from evener.archive import tar_of_files
 from evener.errors import InfraError
-from evener.sandbox import Limits, Mount, cgroups
+from evener.sandbox import Folder, Limits, Mount, SandboxSpec, cgroups, create
 from evener.sandbox import bubblewrap as bubblewrap_sandbox
 from evener.sandbox.folders import reap
 
@@ -227,3 +227,18 @@ async def test_many_at_once(sandbox):
     async with sandbox("bubblewrap") as box:
         results = await asyncio.gather(*(shell(box, f"echo {number}; exit {number}") for number in range(20)))
         assert [result.exit_code for result in results] == list(range(20))
+
+
+async def test_the_end_of_a_sandbox_is_not_that_of_another_of_its_name(tmp_path):
+    """Runner and verifier of one host each make a trial called ``probe`` when a stack starts."""
+    one, other = [
+        await create("bubblewrap", SandboxSpec(Folder.make(tmp_path / root, "probe", ttl_s=60))) for root in ("one", "other")
+    ]
+    running = asyncio.create_task(one.exec(["sh", "-c", "echo > /workspace/began; sleep 2"], timeout=30))
+    async with asyncio.timeout(20):
+        while await one.read("/workspace/began", limit=1) is None:
+            await asyncio.sleep(0.02)
+    await other.destroy()
+    result = await running
+    await one.destroy()
+    assert result.exit_code == 0
