@@ -1,6 +1,6 @@
 # Each target sets up what it needs; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo test test-fast test-stack test-harnesses bench-proxy lint wheel clean
+.PHONY: help setup setup-dev demo test test-fast test-chaos test-stack test-harnesses bench-proxy lint wheel clean
 
 V := .venv/bin
 export TOKENIZERS_PARALLELISM := false
@@ -25,6 +25,10 @@ test: setup-dev ## all tests
 
 test-fast: setup-dev ## unit and contract tests on fakes
 	@$(V)/python -m pytest tests/unit tests/contract -m "not e2e" $(PYTEST)
+
+test-chaos: setup-dev ## a run while every kind of process is killed in turn: KILLS=10 SEED=
+	@$(V)/evener harnesses install pi
+	@KILLS=$(KILLS) SEED=$(SEED) $(V)/python -m tests.chaos
 
 test-stack: ## the whole stack in containers, scaled and restarted amid a run (needs Docker)
 	@scripts/test_stack.sh

@@ -91,6 +91,14 @@ class Process:
                 raise RuntimeError(f"{self.argv[0]} did not start within {START_S:g} s:\n{tail}")
             time.sleep(0.1)
 
+    def kill(self) -> None:
+        """End it at once, as a crash does."""
+        group, self._popen = self._popen, None
+        if group is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(group.pid, signal.SIGKILL)
+            group.wait(STOP_S)
+
     def stop(self) -> None:
         """Ask it to stop, then insist."""
         if self._popen is None:
@@ -119,6 +127,23 @@ def speaks_amqp(url: str) -> bool:
     """Whether a broker at ``url`` opens the AMQP 0-9-1 handshake (a method frame on channel 0)."""
     parts = urlsplit(url)
     return answers(parts.hostname or "127.0.0.1", parts.port or 5672, b"AMQP\x00\x00\x09\x01", b"\x01\x00\x00")
+
+
+@dataclass
+class Server:
+    """A store of ours, which may be killed and started again with the same port and data."""
+
+    url: str
+    process: Process
+    answers: Callable[[], bool]
+
+    def start(self) -> None:
+        """Start it, and wait until it answers."""
+        self.process.start(self.answers)
+
+    def stop(self) -> None:
+        """Stop it; its data stays."""
+        self.process.stop()
 
 
 @dataclass
@@ -235,14 +260,20 @@ def running_redis() -> Generator[str]:
     if server is None:
         missing("redis")
     with tempfile.TemporaryDirectory(prefix="evener-redis-") as folder:
-        port = free_port()
-        argv = [str(server), "--bind", "127.0.0.1", "--port", str(port), "--dir", folder, "--save", "", "--appendonly", "yes"]
-        process = Process([*argv, "--maxmemory-policy", "noeviction"], Path(folder))
+        redis = local_redis(Path(folder), server)
         try:
-            process.start(lambda: answers("127.0.0.1", port, b"PING\r\n", b"+PONG"))
-            yield f"redis://127.0.0.1:{port}/0"
+            redis.start()
+            yield redis.url
         finally:
-            process.stop()
+            redis.stop()
+
+
+def local_redis(folder: Path, server: Path) -> Server:
+    """A Redis whose data lies in ``folder``."""
+    port = free_port()
+    argv = [str(server), "--bind", "127.0.0.1", "--port", str(port), "--dir", str(folder), "--save", "", "--appendonly", "yes"]
+    process = Process([*argv, "--maxmemory-policy", "noeviction"], folder)
+    return Server(f"redis://127.0.0.1:{port}/0", process, lambda: answers("127.0.0.1", port, b"PING\r\n", b"+PONG"))
 
 
 def postgres_folders() -> list[Path]:
@@ -270,22 +301,29 @@ def running_postgres() -> Generator[str]:
     if initdb is None or server is None:
         missing("postgres")
     with tempfile.TemporaryDirectory(prefix="evener-postgres-") as folder:
-        user, port = unprivileged(), free_port()
-        base = Path(folder)
-        if user is not None:
-            shutil.chown(base, user)
-        owner = pwd.getpwnam(user).pw_uid if user else None
-        subprocess.run(
-            [str(initdb), "-D", str(base / "data"), "-U", "evener", "-A", "trust", "-E", "UTF8", "--locale=C.UTF-8", "-N"],
-            cwd=base, user=owner, check=True, capture_output=True, timeout=START_S,
-        )  # fmt: skip
-        argv = [str(server), "-D", str(base / "data"), "-p", str(port), "-k", folder]
-        for option in ("listen_addresses=127.0.0.1", "fsync=off", "max_connections=100"):
-            argv += ["-c", option]
-        process = Process(argv, base, user=user, stop_signal=signal.SIGINT)  # the "fast" shutdown: ends sessions
+        postgres = local_postgres(Path(folder), initdb, server)
         try:
-            # an SSLRequest; a server without TLS says N
-            process.start(lambda: answers("127.0.0.1", port, bytes.fromhex("0000000804d2162f"), b"N"))
-            yield f"postgresql+asyncpg://evener@127.0.0.1:{port}/postgres"
+            postgres.start()
+            yield postgres.url
         finally:
-            process.stop()
+            postgres.stop()
+
+
+def local_postgres(folder: Path, initdb: Path, server: Path) -> Server:
+    """A new Postgres whose data lies in ``folder``."""
+    user, port = unprivileged(), free_port()
+    if user is not None:
+        shutil.chown(folder, user)
+    owner = pwd.getpwnam(user).pw_uid if user else None
+    subprocess.run(
+        [str(initdb), "-D", str(folder / "data"), "-U", "evener", "-A", "trust", "-E", "UTF8", "--locale=C.UTF-8", "-N"],
+        cwd=folder, user=owner, check=True, capture_output=True, timeout=START_S,
+    )  # fmt: skip
+    argv = [str(server), "-D", str(folder / "data"), "-p", str(port), "-k", str(folder)]
+    for option in ("listen_addresses=127.0.0.1", "fsync=off", "max_connections=100"):
+        argv += ["-c", option]
+    process = Process(argv, folder, user=user, stop_signal=signal.SIGINT)  # the "fast" shutdown: ends sessions
+    # an SSLRequest; a server without TLS says N
+    probe = bytes.fromhex("0000000804d2162f")
+    url = f"postgresql+asyncpg://evener@127.0.0.1:{port}/postgres"
+    return Server(url, process, lambda: answers("127.0.0.1", port, probe, b"N"))

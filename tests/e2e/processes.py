@@ -35,6 +35,7 @@ class Service:
     env: dict[str, str]
     folder: Path
     health: str
+    module: str = "evener.cli.main"
     child: subprocess.Popen[bytes] | None = None
 
     @property
@@ -44,7 +45,7 @@ class Service:
     def start(self) -> None:
         with self.log.open("ab") as log:
             self.child = subprocess.Popen(
-                [sys.executable, "-m", "evener.cli.main", *self.arguments],
+                [sys.executable, "-m", self.module, *self.arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -135,34 +136,39 @@ class Stack:
             print("\n".join(path.read_text(errors="replace").splitlines()[-25:]))
 
 
+def environment(folder: Path, **secrets: str) -> dict[str, str]:
+    """The variables of every process: ours alone, with ``secrets`` as files and all packages on the path."""
+    place = folder / "secrets"
+    place.mkdir()
+    for name, text in {"api_token": TOKEN, "admin_token": TOKEN, **secrets}.items():
+        (place / f"evener_{name}").write_text(text + "\n")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("EVENER_") or name == "EVENER_CACHE"}
+    return kept | {
+        "EVENER_SECRETS_DIR": str(place),
+        "EVENER_DATA": str(folder / "data"),
+        "OMP_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *(str(part) for part in (ROOT / "services").iterdir())]),
+    }
+
+
 @contextlib.contextmanager
 def running_stack(folder: Path, *, database: str, amqp: str, redis: str) -> Iterator[Stack]:
     """Two proxies, orchestrators, runners and verifiers, one learner and one engine; killed by their ids in the end."""
-    secrets = folder / "secrets"
-    secrets.mkdir()
-    texts = {"api_token": TOKEN, "admin_token": TOKEN, "database_url": database, "amqp_url": amqp, "redis_url": redis}
-    for name, text in texts.items():
-        (secrets / f"evener_{name}").write_text(text + "\n")
+    shared = environment(folder, database_url=database, amqp_url=amqp, redis_url=redis)
     ports = free_ports(12)
     api, proxy, admin = (ports[start : start + 2] for start in (0, 2, 4))
     engine, workers = ports[6], ports[7:]
     with Balancer(api) as apis, Balancer(proxy) as proxies, Balancer(admin) as admins:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("EVENER_") or name == "EVENER_CACHE"}
-        path = os.pathsep.join([str(ROOT), *(str(part) for part in (ROOT / "services").iterdir())])
         own = {
-            "EVENER_SECRETS_DIR": str(secrets),
-            "EVENER_DATA": str(folder / "data"),
             "EVENER_URL": apis.url,
             "EVENER_PROXY_URL": proxies.url,
             "EVENER_ADMIN_URL": admins.url,
             "EVENER_ENGINE_URLS": json.dumps([f"http://127.0.0.1:{engine}"]),
             "EVENER_ENGINE_PORT": str(engine),
             "EVENER_RUNNER_SLOTS": "4",
-            "OMP_NUM_THREADS": "1",
-            "TOKENIZERS_PARALLELISM": "false",
-            "PYTHONPATH": path,
         }
-        stack = Stack(folder, database, amqp, redis, env=kept | own)
+        stack = Stack(folder, database, amqp, redis, env=shared | own)
         policy = str(EXAMPLE / "tiny-policy")
         stack.add("engine", "engine", "--policy", policy, health=f"http://127.0.0.1:{engine}/health")
         for n in (0, 1):

@@ -40,6 +40,10 @@ class Flight:
     cut: Literal["left", "sealed"] | None = None
     over: bool = False
 
+    def left(self) -> bool:
+        """Whether the client has gone, by now."""
+        return self.cut == "left"
+
     def cancel(self, cut: Literal["left", "sealed"]) -> None:
         """Abort the call, once."""
         if self.cut is None:

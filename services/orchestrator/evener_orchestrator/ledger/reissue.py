@@ -61,9 +61,7 @@ def _due(now: datetime, since: datetime | None, issued: datetime | None) -> bool
     return now - issued >= min(issued - since, timedelta(seconds=LONGEST_S))
 
 
-async def _waiting_rollouts(
-    tx: Transaction, runs: Select[tuple[str]], before: datetime
-) -> Many[Row[tuple[Rollout, Attempt, str]]]:
+async def _waiting_rollouts(tx: Transaction, runs: Select[str], before: datetime) -> Many[Row[Rollout, Attempt, str]]:
     rows = await tx.session.execute(
         select(Rollout, Attempt, Group.purpose)
         .join(Group, Group.id == Rollout.group_id)
@@ -82,7 +80,7 @@ async def _waiting_rollouts(
     return rows.all()
 
 
-async def _waiting_groups(tx: Transaction, runs: Select[tuple[str]], before: datetime) -> Many[Row[tuple[Group, Run]]]:
+async def _waiting_groups(tx: Transaction, runs: Select[str], before: datetime) -> Many[Row[Group, Run]]:
     rows = await tx.session.execute(
         select(Group, Run)
         .join(Run, Run.id == Group.run_id)
