@@ -249,7 +249,7 @@ def main() -> None:
     parser.add_argument("--policy", type=Path, default=HERE / "tiny-policy")
     for name, default in (
         ("seed", 0),
-        ("steps", 24),
+        ("steps", 28),
         ("groups", 2),
         ("size", 4),
         ("warmup", 3),

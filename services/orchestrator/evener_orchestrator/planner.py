@@ -144,7 +144,7 @@ async def _finish(tx: Transaction, run: Run) -> None:
     """Training and evaluations are over: the run is done when its last rollout has its outcome."""
     waiting = select(Rollout.id).where(Rollout.run_id == run.id, Rollout.outcome.is_(None))
     if await tx.session.scalar(waiting.limit(1)) is None:
-        await end_run(tx, run, RunState.DONE)
+        await end_run(tx, run, RunState.DONE, run.reason)
 
 
 async def _tasks(tx: Transaction, run: Run, purpose: str) -> list[str]:

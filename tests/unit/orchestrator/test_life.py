@@ -117,8 +117,23 @@ async def test_the_steps_after_the_checkpoint_are_trained_again(world):
     assert rows(world, "SELECT count(*) FROM groups WHERE reason = 'lost_version' AND state = 'trained'") == [(0,)]
 
 
-async def test_a_run_without_variance_says_so_and_stops(world):
-    world.score = lambda _: 1.0
+async def test_a_policy_that_solves_everything_is_trained_and_goes_on_to_its_evaluation(world):
+    varied = alternating()
+    world.score = lambda lease: 1.0 if world.engine_version > 1 else varied(lease)
+    await world.submit(run_file(train={"steps": 9, "groups_per_step": 2, "max_staleness": 0}, eval=EVAL))
+    async with everyone(world):
+        state = await world.until_over()
+    assert state["state"] == "done"
+    assert state["reason"] == f"every rollout of the last 16 groups was right: training ended at step {state['step']} of 9"
+    assert 1 <= state["step"] == state["steps"] < 9
+    assert state["groups"]["train"]["skipped"] >= 16
+    evaluated = rows(world, "SELECT DISTINCT version FROM groups WHERE purpose = 'eval' ORDER BY version")
+    assert evaluated == [(1,), (state["step"] + 1,)]
+
+
+@pytest.mark.parametrize("score", [0.0, 1.0])
+async def test_a_run_without_variance_says_so_and_stops(world, score):
+    world.score = lambda _: score
     await world.submit()
     async with everyone(world):
         state = await world.until_over()
