@@ -24,7 +24,8 @@ async def probe(url: str) -> str | None:
         await link.close()
         return f"{link.place} refused: {error}; see EVENER_AMQP_URL and the user's permissions"
     try:
-        await guard(channel.default_exchange.publish(Message(b""), queue.name), TAKE_S)
+        for _ in range(2):  # the first is what makes a broker under an alarm stop reading
+            await guard(channel.default_exchange.publish(Message(b""), queue.name), TAKE_S)
     except (Lost, Refused) as error:
         return f"{link.place} takes no message ({error}): a memory or disk alarm? see `rabbitmq-diagnostics alarms`"
     finally:

@@ -1,6 +1,7 @@
 """The learner against a ledger and an engine: steps, versions, refusals, restarts and stops."""
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -195,11 +196,13 @@ async def test_a_deposed_learner_takes_no_message_of_the_next(policy: Path, tmp_
         ledger = made.ledger
         made.start()
         await made.serves(1)
+        kept = shutil.copytree(made.engine.path, tmp_path / "kept")  # a learner's next lease removes the files of the last
         known = await ledger.offer(made.engine)
         await made.until(lambda: ledger.claims == [(1, known)])
         ledger.epoch = 2
         await ledger.issue(ledger.orders[known])
         await made.until(lambda: ledger.epoch == 3)
+        made.engine.path = str(kept)
         other = await ledger.offer(made.engine)
         await made.until(lambda: ledger.of(StepFinished))
         assert sorted(ledger.of(StepFinished)[0].groups) == sorted([known, other])

@@ -9,7 +9,7 @@ from evener.api import RolloutLease
 from evener.ids import session_id
 from evener.messages import ROLLOUTS, PolicyPublished
 from evener.trace.session import SessionSpec
-from evener_runner.service import _ProxySessions
+from evener_runner.service import ProxySessions
 from tests.unit.orchestrator.world import World, run_file
 
 
@@ -61,5 +61,5 @@ async def test_the_runner_opens_the_session_with_the_leases_oldest_version(world
 
     await world.submit()
     lease = msgspec.structs.replace(await a_lease(world), oldest_version=3)
-    assert await _ProxySessions(Admin()).open(lease) == "key"
+    assert await ProxySessions(Admin()).open(lease) == "key"
     assert (opened[0].oldest_version, opened[0].version, opened[0].session_id) == (3, None, lease.session_id)
