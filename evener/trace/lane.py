@@ -16,7 +16,7 @@ import asyncio
 import hashlib
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
@@ -95,7 +95,7 @@ class Lane:
             self._server = None  # perhaps it is another one now
             await connection.disconnect()
 
-        answers = cast("list[Any]", await PATIENCE.call_with_retry(lambda: self._trip(batch), leave))
+        answers = await PATIENCE.call_with_retry(lambda: self._trip(batch), leave)
         self._loaded.update(waiting.script for waiting in batch)
         return answers
 

@@ -95,9 +95,9 @@ class Delivery:
         flight.over = True
         delivered = False
         try:
-            if flight.cut != "left":
+            if not flight.left:
                 await response.finish(dialect.render(request, answered.reply), _mark_of(answered))
-                delivered = flight.cut != "left"
+                delivered = not flight.left
         finally:
             self._metrics.undelivered += not delivered
             if answered.number is not None:

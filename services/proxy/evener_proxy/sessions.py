@@ -40,6 +40,11 @@ class Flight:
     cut: Literal["left", "sealed"] | None = None
     over: bool = False
 
+    @property
+    def left(self) -> bool:
+        """The client has gone."""
+        return self.cut == "left"
+
     def cancel(self, cut: Literal["left", "sealed"]) -> None:
         """Abort the call, once."""
         if self.cut is None:
@@ -118,11 +123,7 @@ class Sessions:
 
         Those whose clients have left end first; and the marks are written that the next sending is decided by.
         """
-        left = [
-            flight.task
-            for flight in self._flights.get(session_id, ())
-            if flight.cut == "left" and flight.digest == sending.body
-        ]
+        left = [flight.task for flight in self._flights.get(session_id, ()) if flight.left and flight.digest == sending.body]
         if left:
             await asyncio.wait(left)
         if any(mark.session_id == session_id and (sending.again or mark.delivered == "no") for mark in self._marks):

@@ -234,7 +234,8 @@ class _History:
             self._turns += 1
             self._turn = turn = _Turn(reply, rank)
         turn.reply = turn.reply or reply
-        turn.named |= {named} - {None}
+        if named is not None:
+            turn.named.add(named)
         turn.rank = rank
         return turn
 
