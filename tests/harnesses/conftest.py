@@ -14,3 +14,11 @@ elif os.environ.get("CI") == "true":
 def pytest_configure(config: pytest.Config) -> None:
     """Without pytest-xdist nobody else knows this mark."""
     config.addinivalue_line("markers", "xdist_group(name): tests of one worker")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A test for which no agent was selected is none, not a skipped one."""
+    nobody = [item for item in items if "[NOTSET]" in item.nodeid]
+    if nobody:
+        config.hook.pytest_deselected(items=nobody)
+        items[:] = [item for item in items if item not in nobody]
