@@ -51,7 +51,7 @@ def reply(prompt: int, turn: int) -> bytes:
         "prompt_logprobs": None,
         "usage": {"prompt_tokens": start, "completion_tokens": REPLY, "total_tokens": start + REPLY},
     }
-    return json.dumps(document).encode()
+    return json.dumps(document, separators=(",", ":")).encode()  # as vLLM writes it (starlette's JSONResponse)
 
 
 class Engine:

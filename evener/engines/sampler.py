@@ -359,9 +359,8 @@ def parse_reply(body: bytes) -> Sample:
     the engine cut the call (finish ``abort``), and InfraError ``engine_error`` where the body is not a reply.
     """
     try:
-        reply = _reply.decode(body)
+        reply, prompt_ids = _decode_reply(body)
         choice = reply.choices[0]
-        prompt_ids = _NO_IDS if reply.prompt_token_ids == _NULL else token_ids(bytes(reply.prompt_token_ids))
     except (msgspec.DecodeError, IndexError) as error:
         raise InfraError("engine_error", f"the reply is malformed: {error}: {body[:200]!r}") from error
     if choice.finish_reason == "abort":
@@ -387,6 +386,28 @@ def parse_reply(body: bytes) -> Sample:
         prompt_tokens=reply.usage.prompt_tokens,
         completion_tokens=reply.usage.completion_tokens,
     )
+
+
+_PROMPT_IDS = b'"prompt_token_ids":'
+_TAKEN_OUT = msgspec.Raw(b"0")
+
+
+def _decode_reply(body: bytes) -> tuple[_Reply, Ids]:
+    """A reply, and its prompt's ids. Raises msgspec.DecodeError.
+
+    The ids, most of the body, are taken out of it first, which the decoder would go through one by one. Inside a string the
+    quotes of their name would be escaped, so that it is found only as a name; whether it is the reply's own name, and not that
+    of something in it, shows in where the place holder comes out.
+    """
+    start = body.find(_PROMPT_IDS) + len(_PROMPT_IDS)
+    begin = body.find(b"[", start, start + 2)
+    end = body.find(b"]", begin) + 1
+    if start >= len(_PROMPT_IDS) and begin > 0 and end > 0:
+        reply = _reply.decode(b"%b%b%b" % (body[:begin], _TAKEN_OUT, body[end:]))
+        if reply.prompt_token_ids == _TAKEN_OUT:
+            return reply, token_ids(body[begin:end])
+    reply = _reply.decode(body)
+    return reply, _NO_IDS if reply.prompt_token_ids == _NULL else token_ids(bytes(reply.prompt_token_ids))
 
 
 T = TypeVar("T")

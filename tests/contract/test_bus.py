@@ -59,7 +59,7 @@ async def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
 
     bus = connect(url)
     yield Backend("amqp", bus, put_amqp, amqp_has)
-    await asyncio.wait_for(bus.close(), 2)
+    await asyncio.wait_for(bus.close(), WAIT_S)
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ async def bus(fresh_amqp_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
     bus = connect(fresh_amqp_url)
     assert isinstance(bus, AmqpBus)
     yield bus
-    await asyncio.wait_for(bus.close(), 2)
+    await asyncio.wait_for(bus.close(), WAIT_S)
 
 
 async def call(*arguments: str) -> Result:

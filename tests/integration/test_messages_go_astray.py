@@ -187,5 +187,5 @@ class Astray(RuleBasedStateMachine):
 
 TestAstray = Astray.TestCase
 TestAstray.settings = settings(
-    max_examples=25, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=12, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

@@ -180,7 +180,7 @@ def free_port() -> int:
         return bound.getsockname()[1]
 
 
-async def eventually(check: Callable[[], Awaitable[bool]], *, seconds: float = 5.0) -> None:
+async def eventually(check: Callable[[], Awaitable[bool]], *, seconds: float = 20.0) -> None:
     """Wait until ``check`` holds."""
     async with asyncio.timeout(seconds):
         while not await check():

@@ -152,7 +152,7 @@ async def test_a_seal_aborts_calls_in_flight_and_their_late_commit_is_refused(pr
     await eventually(asked)
     sealed = (await proxy.admin.seal(session)).sealed
     assert (sealed.committed, sealed.aborted, sealed.lost) == (0, 1, 0)
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(10):
         status, reply = await asking
     assert (status, reply["error"]["code"]) == (403, "session_sealed")
     assert engine.aborted == 1

@@ -45,6 +45,26 @@ def test_excluded_reasoning_nulls_the_tokens_and_is_level_text():
     assert (sample.level, sample.completion_tokens, len(sample.completion_ids)) == ("text", 15, 0)
 
 
+def test_prompt_ids_are_the_replys_own_wherever_the_name_stands_beside_it():
+    def believed(change, compact=True) -> list[int]:
+        reply = fixture("tool_call_real")
+        change(reply)
+        return parse_reply(json.dumps(reply, separators=(",", ":") if compact else None).encode()).prompt_ids.tolist()
+
+    def say(reply, **fields):
+        reply["choices"][0]["message"].update(fields)
+
+    own = fixture("tool_call_real")["prompt_token_ids"]
+    for compact in (True, False):
+        assert believed(lambda _: None, compact) == own
+        assert believed(lambda reply: say(reply, content='{"prompt_token_ids":[1,2,3],"x":"\\"'), compact) == own
+        assert believed(lambda reply: say(reply, annotations={"prompt_token_ids": [1, 2, 3]}), compact) == own
+        assert believed(lambda reply: reply.pop("prompt_token_ids"), compact) == []
+        assert believed(lambda reply: reply.update(prompt_token_ids=None), compact) == []
+    with pytest.raises(InfraError):
+        believed(lambda reply: reply.update(prompt_token_ids=["]"]))
+
+
 def changed(change) -> bytes:
     reply = fixture("tool_call_real")
     change(reply, reply["choices"][0])

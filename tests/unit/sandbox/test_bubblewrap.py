@@ -84,7 +84,7 @@ async def test_arguments_on_the_host_hold_no_secret(sandbox):
         assert (await running).exit_code == 137
 
 
-async def until(condition, seconds=5.0):
+async def until(condition, seconds=20.0):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"

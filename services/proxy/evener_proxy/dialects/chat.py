@@ -106,7 +106,7 @@ class ChatDialect:
                 body.decode()  # what is passed on as it is, nobody has looked into
             if _given(asked.functions) is not None:
                 raise CallError(400, "invalid_request", "functions: send tools, which replaced them", param="functions")
-            messages, systems = _messages(asked.messages)
+            messages, systems = _messages(asked.messages, body)
             constrained = _constrained(asked)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise CallError(400, "invalid_request", str(error)) from error
@@ -155,21 +155,22 @@ class ChatDialect:
         return openai.model_document(model)
 
 
-def _messages(raw: list[msgspec.Raw]) -> tuple[list[msgspec.Raw], int]:
-    """The messages, and how many leading ones are system messages."""
+def _messages(raw: list[msgspec.Raw], body: bytes) -> tuple[list[msgspec.Raw], int]:
+    """The messages of a body, and how many leading ones are system messages."""
     if not raw:
         raise CallError(400, "invalid_request", "messages must not be empty", param="messages")
+    media, thinking = _may_name(body, b'_url"'), _may_name(body, b'"reasoning_content"')
     messages: list[msgspec.Raw] = []
     systems = 0
     shared = SharedIds()
     for message in raw:
         head = _looked_at.decode(message)
         role = head.role
-        if b'_url"' in bytes(message):
+        if media and _may_name(bytes(message), b'_url"'):
             _check_media(message, len(messages))
         if role in ("system", "developer") and systems == len(messages):
             systems += 1
-        if role == "developer" or b'"reasoning_content"' in bytes(message):
+        if role == "developer" or (thinking and _may_name(bytes(message), b'"reasoning_content"')):
             message = _renamed(message)
         if role == "assistant":
             message = shared.told_apart(message, head.tool_calls)
@@ -179,16 +180,23 @@ def _messages(raw: list[msgspec.Raw]) -> tuple[list[msgspec.Raw], int]:
     return messages, systems
 
 
+def _may_name(text: bytes, end: bytes) -> bool:
+    """Whether a name in a JSON text may end so; a letter may be written as an escape, which says the same."""
+    return end in text or b"\\u00" in text
+
+
 def _tools(raw: msgspec.Raw) -> msgspec.Raw | None:
     """The tools; without ``strict``, for which an engine would constrain what is sampled."""
     given = _given(raw)
-    if given is None or b'"strict"' not in bytes(given):
+    if given is None or not _may_name(bytes(given), b'"strict"'):
         return given
     tools: Any = msgspec.json.decode(given)
+    found = False
     for tool in tools if isinstance(tools, list) else ():
-        if isinstance(tool, dict) and isinstance(tool.get("function"), dict):
-            tool["function"].pop("strict", None)
-    return msgspec.Raw(_encode(tools))
+        if isinstance(tool, dict) and isinstance(tool.get("function"), dict) and "strict" in tool["function"]:
+            del tool["function"]["strict"]
+            found = True
+    return msgspec.Raw(_encode(tools)) if found else given
 
 
 def _check_media(message: msgspec.Raw, place: int) -> None:
@@ -204,9 +212,11 @@ def _check_media(message: msgspec.Raw, place: int) -> None:
 def _renamed(message: msgspec.Raw) -> msgspec.Raw:
     """The message in the words that engines know: few chat templates know a ``developer``, and thinking is ``reasoning``."""
     document: dict[str, Any] = msgspec.json.decode(message)
+    if document["role"] != "developer" and "reasoning_content" not in document:
+        return message
+    thinking = document.pop("reasoning_content", None)
     if document["role"] == "developer":
         document["role"] = "system"
-    thinking = document.pop("reasoning_content", None)
     if thinking is not None:
         document["reasoning"] = thinking
     return msgspec.Raw(_encode(document))

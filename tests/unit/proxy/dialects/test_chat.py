@@ -129,6 +129,21 @@ def test_ten_thousand_mutated_bodies():
     assert set(refused) == {(400, "invalid_request_error")}
 
 
+def test_a_name_that_is_written_with_escapes_is_still_that_name():
+    fetched = r'{"role": "user", "content": [{"type": "image_url", "imag\u0065_ur\u006c": {"url": "http://10.0.0.1/x"}}]}'
+    with pytest.raises(CallError) as error:
+        DIALECT.parse(b'{"messages": [%b]}' % fetched.encode(), "")
+    assert (error.value.status, error.value.param) == (400, "messages[0].content.image_url")
+    thinking = rb'{"role": "assistant", "content": "\u00e9", "reasoning_c\u006fntent": "hm"}'
+    (message,) = DIALECT.parse(b'{"messages": [%b]}' % thinking, "").messages
+    assert json.loads(bytes(message)) == {"role": "assistant", "content": "é", "reasoning": "hm"}
+    strict = rb'[{"type": "function", "function": {"name": "bash", "stri\u0063t": true}}]'
+    request = DIALECT.parse(b'{"messages": [{"role": "user", "content": "x"}], "tools": %b}' % strict, "")
+    assert json.loads(bytes(request.tools)) == [{"type": "function", "function": {"name": "bash"}}]
+    plain = rb'{"role": "user", "content": "caf\u00e9"}'
+    assert bytes(DIALECT.parse(b'{"messages": [%b]}' % plain, "").messages[0]) == plain
+
+
 def test_strict_tools_would_constrain_the_engine():
     function = {"name": "bash", "parameters": {"type": "object"}}
     strict = [{"type": "function", "function": function | {"strict": True}}]
