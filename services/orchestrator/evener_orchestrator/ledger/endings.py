@@ -103,7 +103,7 @@ async def _check_signal(tx: Transaction, run: Run) -> None:
         )
     ).all()
     mastered = max(MASTERED_GROUPS, several)
-    if file.train and run.step > 0 and await _solved_whole(tx, last[:mastered], mastered):
+    if file.train and 0 < run.step < file.train.steps and await _solved_whole(tx, last[:mastered], mastered):
         # The file as if the user had asked for no more steps, which may be changed while a run is under way.
         run.file = {**run.file, "train": {**run.file["train"], "steps": run.step}}
         run.reason = (
