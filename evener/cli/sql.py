@@ -25,11 +25,14 @@ def query(settings: Settings, text: str, *, limit_s: float = LIMIT_S) -> list[di
     """The rows of a query. Raises InputError with the database's own message."""
     backend, _, place = settings.database.partition("://")
     if backend.partition("+")[0] == "sqlite":
-        return _sqlite(Path(place.removeprefix("/")), text, limit_s)
+        return _sqlite(settings, Path(place.removeprefix("/")), text, limit_s)
     return asyncio.run(_postgres(f"postgresql://{place}", text, limit_s))
 
 
-def _sqlite(path: Path, text: str, limit_s: float) -> list[dict[str, Any]]:
+def _sqlite(settings: Settings, path: Path, text: str, limit_s: float) -> list[dict[str, Any]]:
+    if not path.exists() and settings.url is not None:
+        there = "set EVENER_DATABASE_URL to its database (in compose: `docker compose exec orchestrator evener sql ...`)"
+        raise InputError("settings_invalid", f"the ledger behind {settings.url} is not in this folder; {there}")
     if not path.exists():
         raise InputError("not_found", f"{path} is no ledger; start with `evener run FILE`")
     connection = sqlite3.connect(f"file:{path.absolute()}?mode=ro", uri=True)
