@@ -12,7 +12,6 @@ import shutil
 import tarfile
 from pathlib import Path
 
-
 MAX_BYTES = 512 << 20
 MAX_ENTRIES = 100_000
 

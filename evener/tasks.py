@@ -43,6 +43,7 @@ class EnvironmentTable(_Table):
 
     cpus: float | None = Field(default=None, gt=0)
     memory_mb: int | None = Field(default=None, gt=0)
+    storage_mb: int | None = Field(default=None, gt=0)
 
 
 class GraderEnvironmentTable(EnvironmentTable):

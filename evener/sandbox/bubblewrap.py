@@ -161,6 +161,7 @@ class BubblewrapSandbox:
     def _limit(self, pid: int) -> None:
         """Limit the first process, before it starts another."""
         resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0))
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (self._spec.limits.file_bytes,) * 2)
         if self._cgroup is not None:
             self._cgroup.add(pid)
             return

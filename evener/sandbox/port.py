@@ -31,6 +31,8 @@ class Limits:
     memory_bytes: int = 2 << 30
     pids: int = 512
     cpus: float = 2.0
+    file_bytes: int = 1 << 30
+    """Of one file: what a command may write in all is not bounded."""
 
     @property
     def data_bytes(self) -> int:

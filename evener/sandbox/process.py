@@ -91,6 +91,7 @@ class ProcessSandbox:
         with contextlib.suppress(ProcessLookupError):
             resource.prlimit(process.pid, resource.RLIMIT_CORE, (0, 0))
             resource.prlimit(process.pid, resource.RLIMIT_DATA, (data, data))
+            resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (self._spec.limits.file_bytes,) * 2)
         self._running.append(process)
         try:
             return await _finish(process, stdin, timeout, started)
