@@ -160,8 +160,9 @@ class BubblewrapSandbox:
 
     def _limit(self, pid: int) -> None:
         """Limit the first process, before it starts another."""
+        file_bytes = self._spec.limits.file_bytes
         resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0))
-        resource.prlimit(pid, resource.RLIMIT_FSIZE, (self._spec.limits.file_bytes,) * 2)
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
         if self._cgroup is not None:
             self._cgroup.add(pid)
             return

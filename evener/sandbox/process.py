@@ -87,11 +87,11 @@ class ProcessSandbox:
             process = await _uncut(start)
         except OSError as error:
             return ExecResult(127, b"", f"{argv[0]}: {error.strerror}\n".encode(), False, time.monotonic() - started)
-        data = self._spec.limits.data_bytes
+        data, file_bytes = self._spec.limits.data_bytes, self._spec.limits.file_bytes
         with contextlib.suppress(ProcessLookupError):
             resource.prlimit(process.pid, resource.RLIMIT_CORE, (0, 0))
             resource.prlimit(process.pid, resource.RLIMIT_DATA, (data, data))
-            resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (self._spec.limits.file_bytes,) * 2)
+            resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
         self._running.append(process)
         try:
             return await _finish(process, stdin, timeout, started)

@@ -162,14 +162,8 @@ class _Grading:
     def _equip(self, sandbox: Sandbox) -> None:
         """Put the tools in their place, and where paths are not what they say, say so in the tests."""
         if self._candidate is not None:
-            words = [
-                str(interpreter.executable()),
-                "-I",
-                "-S",
-                "-E",
-                sandbox.locate(PROGRAM),
-                f"{sandbox.locate(RUN)}/{SOCKET}",
-            ]
+            python = [str(interpreter.executable()), "-I", "-S", "-E"]
+            words = [*python, sandbox.locate(PROGRAM), f"{sandbox.locate(RUN)}/{SOCKET}"]
             file = self._job.folder.path / "bin/candidate"
             file.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
             file.chmod(0o755)

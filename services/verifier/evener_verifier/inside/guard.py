@@ -1,9 +1,9 @@
 """Inside an in-process grader: pytest and unittest prove to the verifier that they were not turned against the tests.
 
-Installed as a pytest plugin and, for unittest, by ``sitecustomize``; loaded before any of the candidate's code. Around the tests
-it runs two checks through the runner's own path, one that must pass and one that must fail, tells the verifier how they and the
-tests went, ends what the candidate's code left running, and ends the process itself, so that no handler of the candidate's comes
-after. A runner that ends without that word was ended by somebody else. It stands alone; Python 3.8 and later.
+Installed as a pytest plugin and, for unittest, by ``sitecustomize``; loaded before any of the candidate's code. Around the
+tests it runs two checks through the runner's own path, one that must pass and one that must fail. It tells the verifier how they
+and the tests went, ends what the candidate's code left running, and ends the process itself, so that no handler of the candidate's
+comes after. A runner that ends without that word was ended by somebody else. It stands alone; Python 3.8 and later.
 """
 
 from __future__ import annotations
@@ -252,8 +252,11 @@ def _check_unittest(line: Line) -> None:
         return "passed" if result.wasSuccessful() and result.testsRun == 1 else "failed"
 
     one, other = numbers()
-    equal, unequal = (
-        outcome(lambda case, against=against: case.assertEqual(one, against))  # noqa: PT009
-        for against in (one + 0, other)
-    )
-    line.canaries(equal, unequal)
+
+    def passes(case: Any) -> None:
+        case.assertEqual(one, one + 0)  # noqa: PT009
+
+    def fails(case: Any) -> None:
+        case.assertEqual(one, other)  # noqa: PT009
+
+    line.canaries(outcome(passes), outcome(fails))
