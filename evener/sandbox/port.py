@@ -117,6 +117,10 @@ class Sandbox(Protocol):
         """The first ``limit`` bytes of a regular file directly below a writable folder; None where there is none."""
         ...
 
+    async def modes(self, path: str) -> dict[str, int]:
+        """``st_mode`` of what lies directly below the writable folder ``path``, by name, and of the folder itself as ``"."``."""
+        ...
+
     async def snapshot(self, path: str) -> Snapshot:
         """Archive the writable folder ``path``; call it when nothing runs."""
         ...

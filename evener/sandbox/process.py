@@ -107,6 +107,10 @@ class ProcessSandbox:
         """Read a file directly below a writable folder."""
         return self._files.read(path, limit)
 
+    async def modes(self, path: str) -> dict[str, int]:
+        """Look at what lies directly below a writable folder."""
+        return self._files.modes(path)
+
     async def snapshot(self, path: str) -> Snapshot:
         """Archive a writable folder."""
         return await asyncio.to_thread(self._files.snapshot, path)

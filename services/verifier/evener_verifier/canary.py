@@ -1,12 +1,13 @@
 """What a test runner in the grader's sandbox says of itself, and what follows where it says nothing or the wrong thing.
 
-In process the candidate's code shares the runner's process. `inside.guard` opens a line before that code is loaded and
+In process the candidate's code shares the runner's process. `inside.evener_guard` opens a line before that code is loaded and
 closes it with a report; the runner waits for our answer, so that the reward files are looked at before the grader goes on.
 Called by the grader.
 """
 
 import asyncio
 import secrets
+import shutil
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +19,12 @@ from evener_verifier.findings import Finding
 
 MAX_REPORT = 64 << 10
 MAX_SESSIONS = 64
+_GUARD = Path(__file__).parent / "inside/evener_guard"
 _GOOD = ("passed", "failed")
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What `inside.guard` reports of one run of a test runner; ``canaries`` are pairs of outcomes."""
+    """What `inside.evener_guard` reports of one run of a test runner; ``canaries`` are pairs of outcomes."""
 
     kind: str
     nonce: str
@@ -82,7 +84,7 @@ class Canaries:
         ]
 
     def findings(self, *, claims: bool, tests_write: bool) -> list[Finding]:
-        """What is wrong. ``claims``: there is a reward above 0; ``tests_write``: the tests themselves write the reward."""
+        """What is wrong. ``claims``: the reward is not 0; ``tests_write``: the tests themselves write the reward."""
         found: list[Finding] = []
         for session in self.sessions:
             report = session.report
@@ -118,9 +120,9 @@ class Finder:
         if name != "unittest.main":
             return None
         sys.meta_path.remove(self)
-        import evener_guard
+        from evener_guard.unittest_guard import guarded_unittest
 
-        return evener_guard.guarded_unittest()
+        return guarded_unittest()
 
 
 if "EVENER_GUARD" in os.environ:
@@ -129,18 +131,13 @@ if "EVENER_GUARD" in os.environ:
 """Every Python of the grader runs this at its start: it imports nothing that was not imported."""
 
 
-def write_guard(folder: Path, source: Path) -> None:
-    """Make a folder for PYTHONPATH: the plugin as pytest finds it, and the same for unittest."""
+def write_guard(folder: Path) -> None:
+    """Make a folder for PYTHONPATH: the guard as pytest finds it, and the same for unittest."""
+    shutil.copytree(_GUARD, folder / _GUARD.name, ignore=shutil.ignore_patterns("__pycache__"))
     info = folder / "evener_guard-1.dist-info"
-    info.mkdir(parents=True, mode=0o755)
-    files = {
-        folder / "evener_guard.py": source.read_text(),
-        folder / "sitecustomize.py": _SITECUSTOMIZE,
-        info / "METADATA": "Metadata-Version: 2.1\nName: evener-guard\nVersion: 1\n",
-        info / "entry_points.txt": "[pytest11]\nevener_guard = evener_guard\n",
-    }
-    for path, text in files.items():
-        path.write_text(text)
-        path.chmod(0o644)
-    for path in (folder, info):
-        path.chmod(0o755)
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: evener-guard\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[pytest11]\nevener_guard = evener_guard.pytest_plugin\n")
+    (folder / "sitecustomize.py").write_text(_SITECUSTOMIZE)
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)

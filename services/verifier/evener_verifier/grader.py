@@ -8,6 +8,7 @@ import asyncio
 import os
 import shlex
 import shutil
+import stat
 import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -26,7 +27,6 @@ from evener_verifier.canary import Canaries, write_guard
 from evener_verifier.candidate import Candidate
 from evener_verifier.channel import Channel
 from evener_verifier.inside import candidate as candidate_program
-from evener_verifier.inside import guard as guard_program
 from evener_verifier.workspace import without_execution
 
 TESTS = "/tests"
@@ -71,6 +71,8 @@ class Ran:
     reports: dict[str, str]
     candidate: dict[str, Any] | None
     canaries: Canaries | None
+    closed: bool
+    """Whether nobody could write to /logs/verifier any more."""
     tests_write: bool
     """Whether tests other than shell scripts name a reward file: they write it while a test runner runs."""
 
@@ -129,6 +131,7 @@ class _Grading:
             reports={name: text[:REPORT_LIMIT].decode(errors="replace") for name in REPORTS if (text := files[name])},
             candidate=self._candidate.evidence() if self._candidate else None,
             canaries=self._canaries,
+            closed=not (await sandbox.modes(LOGS))["."] & stat.S_IWUSR,
             tests_write=await asyncio.to_thread(_name_a_reward, self._job.tests),
         )
 
@@ -151,7 +154,7 @@ class _Grading:
             (place / "bin").mkdir(mode=0o755)
         else:
             mounts.append(Mount(place / "guard", GUARD))
-            write_guard(place / "guard", Path(guard_program.__file__))
+            write_guard(place / "guard")
         if job.root is not None:
             mounts.append(Mount(job.root, ROOT))
         own = job.toml.verifier.environment
@@ -231,10 +234,9 @@ class _Grading:
         return sandbox
 
     async def _rewards(self) -> frozenset[str]:
-        """The reward files that there are now."""
+        """What is in the place of reward files now."""
         assert self._sandbox is not None
-        found = [name for name in REWARDS if await self._sandbox.read(f"{LOGS}/{name}", limit=1) is not None]
-        return frozenset(found)
+        return frozenset(REWARDS) & (await self._sandbox.modes(LOGS)).keys()
 
 
 def _name_a_reward(tests: Path) -> bool:

@@ -27,12 +27,19 @@ def scores(ran: Ran, toml: TaskToml) -> dict[str, float]:
     return reward.parse(ran.json, ran.text, verifier.ranges)
 
 
-def findings(ran: Ran) -> list[Finding]:
+def findings(ran: Ran, toml: TaskToml) -> list[Finding]:
     """What the grader's sandbox showed of the candidate's code; judged before the reward, which it may have made unreadable."""
     if ran.canaries is None:
         return []
-    claims = ran.result.exit_code == 0 or any(_claims(content) for content in (ran.json, ran.text))
-    return ran.canaries.findings(claims=claims, tests_write=ran.tests_write)
+    if toml.verify is not None:
+        failed = ran.result.exit_code != 0
+    else:
+        rewards = [content for content in (ran.json, ran.text) if content is not None]
+        failed = bool(rewards) and not any(_claims(content) for content in rewards)
+    found = ran.canaries.findings(claims=not failed, tests_write=ran.tests_write)
+    if ran.closed:
+        found.append(Finding("reward_closed", "/logs/verifier was closed to writers", tampering=True))
+    return found
 
 
 def judged(found: list[Finding]) -> dict[str, float] | None:
@@ -40,10 +47,8 @@ def judged(found: list[Finding]) -> dict[str, float] | None:
     return dict(_NOTHING) if any(each.tampering for each in found) else None
 
 
-def _claims(content: bytes | None) -> bool:
-    """Whether a reward file asks for anything above 0."""
-    if content is None:
-        return False
+def _claims(content: bytes) -> bool:
+    """Whether a reward file asks for anything but 0."""
     try:
         return not float(content) <= 0 or math.isnan(float(content))
     except ValueError:

@@ -95,7 +95,7 @@ async def _scores(case: Case, kind: Kind, folder: Folder, root: Path | None, see
     """Grade the snapshot, and note in ``seen`` what there was to see."""
     graded = await asyncio.to_thread(workspace.prepare, case.pristine, case.snapshot, case.toml)
     ran = await grade(Job(case.toml, case.tests, graded.tar, kind, folder, root))
-    found = [*graded.findings, *verdict.findings(ran)]
+    found = [*graded.findings, *verdict.findings(ran, case.toml)]
     judged = verdict.judged(found)
     seen |= evidence.of_run(ran.result) | _details(ran)
     seen["findings"] = [each.as_json() for each in found[: findings.LIMIT]]
