@@ -78,6 +78,22 @@ ls /logs/verifier
     assert (scored.scores, scored.cause) == ({}, "reward_missing")
 
 
+async def test_a_grader_imports_nothing_of_the_workspace(score):
+    script = b"python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || exit 0; python3 -c 'import evil'; " + PASSES
+    scored = await score(script, {"evil.py": b"print('ran')"}, toml=OUT)
+    if scored.cause:
+        pytest.skip("no python3 of 3.11 or later in the sandbox")
+    assert scored.evidence["stdout"] == ""
+    assert "ModuleNotFoundError" in scored.evidence["stderr"]
+
+
+async def test_a_path_of_the_tasks_own_comes_after_ours(score):
+    toml = OUT + b"env = {PATH = '/usr/bin:/bin:/mine'}\n"
+    scored = await score(b"candidate true && echo $PATH; " + PASSES, {}, toml=toml)
+    assert scored.evidence["stdout"].strip().endswith("/usr/bin:/bin:/mine")
+    assert scored.evidence["candidate"]["calls"] == 1
+
+
 async def test_a_fault_of_the_second_sandbox_is_ours(blobs, kind, tmp_path, monkeypatch):
     sandbox = BubblewrapSandbox if kind == "bubblewrap" else ProcessSandbox
     upload, uploads = sandbox.upload, []
