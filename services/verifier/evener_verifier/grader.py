@@ -211,6 +211,7 @@ class _Grading:
             for number, (key, value) in enumerate(settings.items()):
                 env |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
             env |= {"PYTHONPATH": sandbox.locate(GUARD), "EVENER_GUARD": f"{sandbox.locate(RUN)}/{SOCKET}"}
+            env["EVENER_GUARD_TESTS"] = sandbox.locate(TESTS)
             env["EVENER_GUARD_ALONE"] = "1" if sandbox.kind == "bubblewrap" else "0"
         env["PATH"] = ":".join([*tools, path])
         own = dict(self._job.toml.verifier.env)

@@ -187,7 +187,6 @@ async def test_where_nothing_isolates_a_score_says_so(score, kind):
 
 
 UNIT = b"""
-cat > /tmp/test_it.$$.py <<'END'
 import sys, unittest
 sys.path.insert(0, "/workspace")
 import solution
@@ -195,16 +194,22 @@ class It(unittest.TestCase):
     def test_it(self):
         self.assertEqual(solution.value, 1)
 unittest.main()
-END
-LOGS=/logs/verifier python3 /tmp/test_it.$$.py"""
+"""
+SCRIPT = b"""
+import sys
+sys.path.insert(0, "/workspace")
+import solution
+sys.exit(solution.value != 1)
+"""
 
 
 @pytest.fixture
 async def unit_tested(score):
     """Scores a ``solution.py`` by unittest, in process."""
 
-    async def run(solution):
-        scored = await score(UNIT + REWARD, {"solution.py": solution})
+    async def run(solution, script=UNIT):
+        test = b"LOGS=/logs/verifier python3 /tests/test_it.py"
+        scored = await score(test + REWARD, {"solution.py": solution}, tests={"tests/test_it.py": script})
         if "python3: not found" in scored.evidence["stderr"] or "python3: command not found" in scored.evidence["stderr"]:
             pytest.skip("no python3 in the sandbox")
         return scored
@@ -235,3 +240,13 @@ async def test_tampering_is_a_zero_that_says_why(unit_tested, solution, seen):
     assert (forged.scores, forged.cause) == ({"reward": 0.0}, None)
     assert forged.evidence["tampered"]
     assert [each["kind"] for each in forged.evidence["findings"] if each["tampering"]] == [seen]
+
+
+async def test_a_script_of_the_tests_is_seen_to_its_end(unit_tested):
+    honest = await unit_tested(b"import atexit; value = 1; atexit.register(print, 'bye')", SCRIPT)
+    assert (honest.scores, honest.evidence["findings"]) == ({"reward": 1.0}, [])
+    wrong = await unit_tested(b"value = 2", SCRIPT)
+    assert (wrong.scores, wrong.evidence["findings"]) == ({"reward": 0.0}, [])
+    for evil in (b"import os; os._exit(0)", b"import atexit, os; value = 2; atexit.register(os._exit, 0)"):
+        forged = await unit_tested(evil, SCRIPT)
+        assert (forged.scores, [each["kind"] for each in forged.evidence["findings"]]) == ({"reward": 0.0}, ["ended_early"])
