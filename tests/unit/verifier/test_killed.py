@@ -88,7 +88,9 @@ async def test_no_score_is_lost_and_none_is_doubled(step, ledger, tmp_path):
             await asyncio.sleep(0.02)
         async with bus.consume(EVENTS) as consumer:
             if not ledger.recorded:
-                ledger.record((await consumer.get()).message)
+                delivery = await consumer.get()
+                ledger.record(delivery.message)
+                await delivery.ack()
     stop.set()
     await asyncio.wait_for(serving, 30)
     assert [scored.scores for scored in ledger.recorded] == [{"reward": 0.75}]
