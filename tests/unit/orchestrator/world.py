@@ -278,6 +278,7 @@ async def verifier(world: World) -> None:
                 rollout_id=command.rollout_id,
                 attempt=command.attempt,
                 scores={"reward": world.scores.get(session, 0.0)},
+                evidence={"tier": "in_process", "tampered": False},
             )
             for each in world.scored(event):
                 await bus.publish(each)
