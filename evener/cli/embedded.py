@@ -24,7 +24,10 @@ from evener import log
 from evener.blobs import Blobs
 from evener.bus import Bus, MemoryBus
 from evener.errors import InfraError, InputError
-from evener.settings import Settings
+from evener.messages import RolloutScored
+from evener.sandbox import ExecResult
+from evener.settings import SandboxKind, Settings
+from evener.tasks import Task
 
 _log = log.get("stack")
 
@@ -297,6 +300,15 @@ def harness_installed(settings: Settings, name: str) -> bool:
     from evener_runner.install import installed
 
     return installed(harnesses()[name], settings.cache)
+
+
+async def check_task(
+    task: Task, blobs: Blobs, sandboxes: Path, *, host: SandboxKind
+) -> tuple[RolloutScored, RolloutScored, ExecResult | None]:
+    """The scores of a task's solution and of its untouched workspace, and how the solution ended (`evener_verifier.oracle`)."""
+    from evener_verifier import oracle
+
+    return await oracle.check(task, blobs, sandboxes, host=host)
 
 
 async def install_harness(settings: Settings, name: str, say: Callable[[str], None]) -> None:

@@ -14,7 +14,7 @@ from evener import log, settings
 from evener.api import ApiClient, Refused
 from evener.blobs import Blobs
 from evener.catalogue import CATALOGUE
-from evener.cli import dead, embedded, sql
+from evener.cli import dead, embedded, sql, tasks
 from evener.cli import doctor as doctor_
 from evener.cli import run as run_
 from evener.cli import serve as serve_
@@ -22,14 +22,18 @@ from evener.cli.connect import connect
 from evener.cli.output import cell, err, out, print_json, print_table
 from evener.cli.trace import print_trace, token_decoder
 from evener.errors import EvenerError, InputError
-from evener.tasks import read_tasks
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 runs = typer.Typer(no_args_is_help=True, help="Runs: ls, show, pause, resume, cancel.")
 rollouts = typer.Typer(no_args_is_help=True, help="Rollouts: ls, show.")
-tasks = typer.Typer(no_args_is_help=True, help="Tasks: ls, show.")
 harnesses = typer.Typer(no_args_is_help=True, help="Harnesses: ls, install.")
-for _group, _name in ((runs, "runs"), (rollouts, "rollouts"), (tasks, "tasks"), (harnesses, "harnesses"), (dead.app, "dead")):
+for _group, _name in (
+    (runs, "runs"),
+    (rollouts, "rollouts"),
+    (tasks.app, "tasks"),
+    (harnesses, "harnesses"),
+    (dead.app, "dead"),
+):
     app.add_typer(_group, name=_name)
 
 Json = Annotated[bool, typer.Option("--json", help="Print the JSON document.")]
@@ -262,32 +266,6 @@ def rollouts_show(
     if trace:
         decode = token_decoder(Blobs(settings.load().blobs), document["weights"])
         print_trace(document["trace"], document["sequences"], decode)
-
-
-@tasks.command("ls")
-def tasks_ls(folder: Annotated[Path, typer.Argument(help="A folder of task directories.")], as_json: Json = False) -> None:
-    """Read all tasks below a folder, and say which one is malformed."""
-    rows = [{"id": task.id, "family": task.family, "instruction": task.instruction.strip()} for task in read_tasks(folder)]
-    print_json(rows) if as_json else print_table(rows, ["id", "family", "instruction"])
-
-
-@tasks.command("show")
-def tasks_show(folder: Annotated[Path, typer.Argument(help="A task directory.")], as_json: Json = False) -> None:
-    """One task: instruction, limits, files."""
-    task = read_tasks(folder)[0]
-    files = [str(p.relative_to(task.folder)) for p in sorted(task.folder.rglob("*")) if p.is_file()]
-    document = {
-        "id": task.id,
-        "family": task.family,
-        "instruction": task.instruction,
-        "files": files,
-        "task.toml": task.toml.model_dump(mode="json"),
-    }
-    if as_json:
-        print_json(document)
-        return
-    for name, value in document.items():
-        out.print(f"{name:<15} {cell(value)}", soft_wrap=True)
 
 
 @harnesses.command("ls")
