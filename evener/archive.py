@@ -1,6 +1,7 @@
 """A tar file is unpacked into a folder and nowhere else, whoever made it; and tar files that we make for a sandbox.
 
-`extract` knows files, folders, links that stay inside and hard links to what it has unpacked; all else is refused.
+`extract` knows files, folders, links that stay inside and hard links to what it has unpacked; all else is refused, and what
+unpacks to more than it weighs: compressed archives, sparse files, more than `MAX_BYTES`.
 (tarfile's own filters came with Python 3.11.4; Debian 12 has 3.11.2.) Called by whatever unpacks a bundle or a snapshot.
 """
 
@@ -11,6 +12,9 @@ import shutil
 import tarfile
 from pathlib import Path
 
+MAX_BYTES = 512 << 20
+MAX_ENTRIES = 100_000
+
 
 class UnsafeArchive(tarfile.TarError):
     """A tar file wants to leave its folder, or holds what is no file, folder or link."""
@@ -19,9 +23,26 @@ class UnsafeArchive(tarfile.TarError):
 def extract(tar: bytes, folder: Path) -> None:
     """Unpack ``tar`` into ``folder``, which nobody else writes to. Raises tarfile.TarError, OSError."""
     folder.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(fileobj=io.BytesIO(tar)) as archive:
-        for member in archive:
-            _extract_member(archive, member, folder, _inner(member.name))
+    room = MAX_BYTES
+    with tarfile.open(fileobj=io.BytesIO(tar), mode="r:") as archive:
+        for number, member in enumerate(archive):
+            if number >= MAX_ENTRIES:
+                raise UnsafeArchive(f"over {MAX_ENTRIES} entries")
+            name = _inner(member.name)
+            room -= _weight(member, folder)
+            if room < 0:
+                raise UnsafeArchive(f"{member.name!r} and what comes before it are over {MAX_BYTES >> 20} MiB")
+            _extract_member(archive, member, folder, name)
+
+
+def _weight(member: tarfile.TarInfo, folder: Path) -> int:
+    """The bytes that a member unpacks to."""
+    if member.issparse():
+        raise UnsafeArchive(f"{member.name!r} is sparse")
+    if member.islnk():
+        source = folder / _inner(member.linkname)
+        return source.lstat().st_size if source.is_file() else 0
+    return member.size
 
 
 def _extract_member(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Path, name: str) -> None:
@@ -34,7 +55,8 @@ def _extract_member(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: P
         path.mkdir(exist_ok=True)
         path.chmod(0o700 | member.mode & 0o755)
     elif member.issym():
-        _inner(posixpath.join(posixpath.dirname(name), member.linkname))
+        if not link_stays_inside(name, member.linkname):
+            raise UnsafeArchive(f"{member.name!r} is a link out of the folder")
         path.symlink_to(member.linkname)
     elif member.islnk():
         source = folder / _inner(member.linkname)
@@ -50,6 +72,17 @@ def _extract_member(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: P
         path.chmod(0o600 | member.mode & 0o755)
     else:
         raise UnsafeArchive(f"{member.name!r} is no file, folder or link")
+
+
+def link_stays_inside(name: str, target: str) -> bool:
+    """Whether a link at ``name``, which lies beyond no other link, stays in the folder whatever else is in it.
+
+    A step up may only come first: after the name of another link it would start from where that one leads.
+    """
+    words = [word for word in target.split("/") if word not in ("", ".")]
+    up = next((number for number, word in enumerate(words) if word != ".."), len(words))
+    depth = posixpath.normpath(name).count("/")
+    return not target.startswith("/") and up <= depth and ".." not in words[up:]
 
 
 def _inner(name: str) -> str:

@@ -81,7 +81,10 @@ CAUSES: dict[str, Cause] = {
     "budget_wall": Cause(Boundary.AGENT, "the time is spent", "raise [budget] wall_s"),
     # task
     "reward_missing": Cause(Boundary.TASK, "the tests wrote no reward", "let tests/test.sh write /logs/verifier/reward.txt"),
-    "reward_invalid": Cause(Boundary.TASK, "the reward is not a finite number in [0, 1]", "mend what tests/test.sh writes"),
+    "reward_invalid": Cause(Boundary.TASK, "the reward is not a finite number in its range", "mend what tests/test.sh writes"),
+    "baseline_passes": Cause(
+        Boundary.TASK, "the tests pass before an agent did anything", "mend tests/ so that the untouched workspace fails"
+    ),
     "task_setup": Cause(Boundary.TASK, "the task's environment cannot be made", "mend environment/"),
     # infra
     "agent_no_call": Cause(

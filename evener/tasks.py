@@ -6,12 +6,14 @@ file and field. Read by the command line (submission), the runner and the verifi
 """
 
 import io
+import math
 import tarfile
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from evener.archive import extract
 from evener.blobs import digest_of
@@ -20,6 +22,9 @@ from evener.errors import InputError
 AGENT_SIDE = ("task.toml", "instruction.md", "environment")
 GRADER_SIDE = ("task.toml", "tests", "solution")
 MAX_BUNDLE_BYTES = 256 << 20
+
+Tier = Literal["out_of_process", "in_process"]
+"""Whether a task's grader keeps the candidate's code out of its own sandbox (docs/verifier.md)."""
 
 
 class _Table(BaseModel):
@@ -33,18 +38,58 @@ class AgentTable(_Table):
     timeout_sec: float | None = Field(default=None, gt=0)
 
 
-class VerifierTable(_Table):
-    """``[verifier]``."""
-
-    timeout_sec: float = Field(default=600.0, gt=0)
-    env: dict[str, str] = {}
-
-
 class EnvironmentTable(_Table):
     """``[environment]``: limits of the sandbox."""
 
     cpus: float | None = Field(default=None, gt=0)
     memory_mb: int | None = Field(default=None, gt=0)
+    storage_mb: int | None = Field(default=None, gt=0)
+
+
+class GraderEnvironmentTable(EnvironmentTable):
+    """``[verifier.environment]``: limits of the grader's sandbox, where it is not the agent's environment."""
+
+    docker_image: None = None
+
+
+class VerifierTable(_Table):
+    """``[verifier]``; docs/verifier.md says what each key means."""
+
+    timeout_sec: float = Field(default=600.0, gt=0)
+    env: dict[str, str] = {}
+    user: Literal["agent"] | None = None
+    environment_mode: Literal["shared", "separate"] | None = None
+    environment: GraderEnvironmentTable | None = None
+    tier: Tier = "in_process"
+    timeout_reward: float | None = Field(default=None, ge=0, le=1)
+    ranges: dict[str, tuple[float, float]] = {}
+    protect: tuple[str, ...] | None = None
+    baseline: bool = False
+
+    @field_validator("ranges")
+    @classmethod
+    def _are_ranges(cls, ranges: dict[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
+        for name, (low, high) in ranges.items():
+            if not (math.isfinite(low) and math.isfinite(high) and low < high):
+                raise ValueError(f"{name}: [{low}, {high}] is no range of finite numbers")
+        return ranges
+
+    @model_validator(mode="after")
+    def _one_mode(self) -> Self:
+        if self.environment is not None and self.environment_mode == "shared":
+            raise ValueError("environment_mode 'shared' has no environment of its own")
+        return self
+
+    @property
+    def separate(self) -> bool:
+        """Whether the grader finds the artifacts only; as in Harbor, an environment of its own implies it."""
+        return self.environment_mode == "separate" or self.environment is not None
+
+
+class ArtifactTable(_Table):
+    """One of ``artifacts`` where it is a table."""
+
+    source: str
 
 
 class TaskToml(_Table):
@@ -55,6 +100,15 @@ class TaskToml(_Table):
     agent: AgentTable = AgentTable()
     verifier: VerifierTable = VerifierTable()
     environment: EnvironmentTable = EnvironmentTable()
+    verify: str | None = Field(default=None, min_length=1)
+    artifacts: tuple[str | ArtifactTable, ...] = ()
+    steps: tuple[dict[str, object], ...] = Field(default=(), max_length=0)
+    """Harbor's tasks of several steps are refused: an agent would be given the first of them only."""
+
+    @property
+    def artifact_paths(self) -> list[str]:
+        """The sources of ``artifacts``."""
+        return [each if isinstance(each, str) else each.source for each in self.artifacts]
 
 
 @dataclass(frozen=True)
@@ -81,7 +135,7 @@ def read_task(folder: Path) -> Task:
         raise InputError("task_invalid", f"{folder / 'instruction.md'}: {error}") from error
     if not instruction.strip():
         raise InputError("task_invalid", f"{folder / 'instruction.md'}: is empty")
-    for name in ("environment", "tests/test.sh"):
+    for name in ("environment",) if toml.verify else ("environment", "tests/test.sh"):
         if not (folder / name).exists():
             raise InputError("task_invalid", f"{folder / name}: is missing")
     return Task(folder.name, folder, toml, instruction)

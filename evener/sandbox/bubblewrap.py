@@ -134,6 +134,10 @@ class BubblewrapSandbox:
         """Read a file directly below a writable folder."""
         return self._files.read(path, limit)
 
+    async def modes(self, path: str) -> dict[str, int]:
+        """Look at what lies directly below a writable folder."""
+        return self._files.modes(path)
+
     async def snapshot(self, path: str) -> Snapshot:
         """Archive a writable folder."""
         return await asyncio.to_thread(self._files.snapshot, path)
@@ -160,7 +164,9 @@ class BubblewrapSandbox:
 
     def _limit(self, pid: int) -> None:
         """Limit the first process, before it starts another."""
+        file_bytes = self._spec.limits.file_bytes
         resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0))
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
         if self._cgroup is not None:
             self._cgroup.add(pid)
             return

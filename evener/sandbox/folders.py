@@ -12,6 +12,7 @@ import secrets
 import shutil
 import signal
 import stat
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable
@@ -149,6 +150,8 @@ def _remove(path: Path) -> None:
     except PermissionError:  # a user's own sandbox closed a folder to its owner
         _open_up(path)
         shutil.rmtree(path)
+    except RecursionError:  # folders within folders, by the thousand
+        subprocess.run(["rm", "-rf", "--", path], check=True)
 
 
 def _open_up(folder: Path) -> None:

@@ -41,6 +41,7 @@ def limits_of(toml: TaskToml) -> Limits:
         memory_bytes=usual.memory_bytes if own.memory_mb is None else own.memory_mb << 20,
         pids=usual.pids,
         cpus=own.cpus or usual.cpus,
+        file_bytes=usual.file_bytes if own.storage_mb is None else min(own.storage_mb << 20, usual.file_bytes),
     )
 
 

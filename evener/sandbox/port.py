@@ -31,6 +31,8 @@ class Limits:
     memory_bytes: int = 2 << 30
     pids: int = 512
     cpus: float = 2.0
+    file_bytes: int = 1 << 30
+    """Of one file: what a command may write in all is not bounded."""
 
     @property
     def data_bytes(self) -> int:
@@ -113,6 +115,10 @@ class Sandbox(Protocol):
 
     async def read(self, path: str, *, limit: int) -> bytes | None:
         """The first ``limit`` bytes of a regular file directly below a writable folder; None where there is none."""
+        ...
+
+    async def modes(self, path: str) -> dict[str, int]:
+        """``st_mode`` of what lies directly below the writable folder ``path``, by name, and of the folder itself as ``"."``."""
         ...
 
     async def snapshot(self, path: str) -> Snapshot:

@@ -87,10 +87,11 @@ class ProcessSandbox:
             process = await _uncut(start)
         except OSError as error:
             return ExecResult(127, b"", f"{argv[0]}: {error.strerror}\n".encode(), False, time.monotonic() - started)
-        data = self._spec.limits.data_bytes
+        data, file_bytes = self._spec.limits.data_bytes, self._spec.limits.file_bytes
         with contextlib.suppress(ProcessLookupError):
             resource.prlimit(process.pid, resource.RLIMIT_CORE, (0, 0))
             resource.prlimit(process.pid, resource.RLIMIT_DATA, (data, data))
+            resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
         self._running.append(process)
         try:
             return await _finish(process, stdin, timeout, started)
@@ -105,6 +106,10 @@ class ProcessSandbox:
     async def read(self, path: str, *, limit: int) -> bytes | None:
         """Read a file directly below a writable folder."""
         return self._files.read(path, limit)
+
+    async def modes(self, path: str) -> dict[str, int]:
+        """Look at what lies directly below a writable folder."""
+        return self._files.modes(path)
 
     async def snapshot(self, path: str) -> Snapshot:
         """Archive a writable folder."""

@@ -14,8 +14,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from evener.archive import link_stays_inside
+
 MAX_BYTES = 256 << 20
 MAX_ENTRIES = 50_000
+MAX_DEPTH = 100
+"""Folders within folders: what is deeper is left out."""
+_MAX_PATH = 3800
+"""A path of more than 4095 bytes cannot be opened (PATH_MAX); a name has at most 255."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +57,12 @@ def _walk(folder: Path, prefix: str) -> Iterator[tuple[Path, str]]:
     for entry in entries:
         path, name = Path(entry.path), prefix + entry.name
         yield path, name
-        if entry.is_dir(follow_symlinks=False):
+        if entry.is_dir(follow_symlinks=False) and not _too_deep(path, name):
             yield from _walk(path, name + "/")
+
+
+def _too_deep(path: Path, name: str) -> bool:
+    return name.count("/") >= MAX_DEPTH or len(os.fsencode(path)) > _MAX_PATH
 
 
 def _add(archive: tarfile.TarFile, path: Path, name: str, inside: str, room: int) -> str | None:
@@ -64,6 +74,8 @@ def _add(archive: tarfile.TarFile, path: Path, name: str, inside: str, room: int
         case stat.S_IFDIR:
             info.type = tarfile.DIRTYPE
             archive.addfile(info)
+            if _too_deep(path, name):
+                return "what it holds is too deep"
         case stat.S_IFLNK:
             target = _inner_target(name, str(path.readlink()), inside)
             if target is None:
@@ -89,5 +101,4 @@ def _inner_target(name: str, target: str, inside: str) -> str | None:
         if not (target + "/").startswith(inside.rstrip("/") + "/"):
             return None
         target = posixpath.relpath(target, posixpath.join(inside, posixpath.dirname(name)))
-    resolved = posixpath.normpath(posixpath.join(posixpath.dirname(name), target))
-    return None if resolved == ".." or resolved.startswith("../") else target
+    return target if link_stays_inside(name, target) else None

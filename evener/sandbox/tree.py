@@ -22,8 +22,9 @@ _GO = b"1\n"
 _GATE = ["/bin/sh", "-c", 'read -r go < "$1" || exit 125; shift; exec "$@"']
 """One byte lets bubblewrap go on, the other the command. bubblewrap goes on too where we died before, and binds its life to
 ours only later: the gate does not."""
-DEATH_S = 5.0
-"""A killed tree is gone within milliseconds; after this long something is stuck in the kernel."""
+DEATH_S = 30.0
+"""A killed tree is gone within milliseconds, one of hundreds of processes on a busy host within seconds; after this long
+something is stuck in the kernel."""
 
 
 @dataclass(slots=True, eq=False)

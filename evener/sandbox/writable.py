@@ -62,6 +62,14 @@ class Writable:
         with os.fdopen(descriptor, "rb") as content:
             return content.read(limit)
 
+    def modes(self, path: str) -> dict[str, int]:
+        """``st_mode`` by name of what lies directly below a writable folder, and of itself as ``"."``."""
+        folder = self.host(path)
+        modes = {".": folder.stat().st_mode}
+        if os.access(folder, os.R_OK | os.X_OK):
+            modes |= {entry.name: entry.stat(follow_symlinks=False).st_mode for entry in os.scandir(folder)}
+        return modes
+
     def snapshot(self, path: str) -> Snapshot:
         """Archive one of them."""
         try:

@@ -34,6 +34,7 @@ difficulty = "easy"
 timeout_sec = 120.0
 
 [verifier]
+tier = "out_of_process"
 timeout_sec = 30.0
 
 [environment]

@@ -3,54 +3,76 @@
 Called by the verifier; travels in `RolloutScored.evidence`, so it is small.
 """
 
-import hashlib
-import io
-import tarfile
+import difflib
 from typing import Any
 
 from evener.sandbox import ExecResult
+from evener_verifier.contents import Contents, Entry
 
 OUTPUT_LIMIT = 4 << 10
 """Bytes shown of the end of each of stdout and stderr."""
 NAMES_LIMIT = 50
 """Names shown of the files that were added, changed or removed."""
+DIFF_LIMIT = 4 << 10
+"""Characters shown of the differences; a file of more bytes than this is named and not compared."""
 
 
-def compose(result: ExecResult, pristine: bytes, snapshot: bytes) -> dict[str, Any]:
-    """The evidence of one verification; ``pristine`` is the workspace that the agent found, as a tar file."""
+def of_run(result: ExecResult) -> dict[str, Any]:
+    """How the tests ended, and the end of what they said."""
     return {
         "exit_code": result.exit_code,
         "timed_out": result.timed_out,
         "seconds": round(result.seconds, 3),
-        "stdout": _end(result.stdout),
-        "stderr": _end(result.stderr),
-        "changes": changes(pristine, snapshot),
+        "stdout": end(result.stdout),
+        "stderr": end(result.stderr),
     }
 
 
-def changes(before: bytes, after: bytes) -> dict[str, Any]:
-    """Names of the files that differ between two archives, and how many there are of each kind."""
-    old, new = _digests(before), _digests(after)
-    kinds = {
+def changes(before: Contents, after: Contents) -> dict[str, Any]:
+    """Names of the files that differ between two workspaces, and how many there are of each kind."""
+    kinds = _changed(before, after)
+    return {kind: {"count": len(names), "names": names[:NAMES_LIMIT]} for kind, names in kinds.items()}
+
+
+def diff(before: Contents, after: Contents) -> str:
+    """The differences of small text files, as by ``diff -u``, cut off at `DIFF_LIMIT` characters."""
+    shown: list[str] = []
+    room = DIFF_LIMIT
+    for name in sorted(name for names in _changed(before, after).values() for name in names):
+        old, new = _text(before, name), _text(after, name)
+        if old is None or new is None:
+            continue
+        text = "\n".join(difflib.unified_diff(old, new, f"a/{name}", f"b/{name}", lineterm=""))
+        if len(text) > room:
+            return "\n".join([*shown, text[:room], "(cut off)"])
+        shown.append(text)
+        room -= len(text)
+    return "\n".join(shown)
+
+
+def end(output: bytes) -> str:
+    """The end of an output."""
+    return output[-OUTPUT_LIMIT:].decode(errors="replace")
+
+
+def _changed(before: Contents, after: Contents) -> dict[str, list[str]]:
+    old: dict[str, Entry] = dict(before.files())
+    new: dict[str, Entry] = dict(after.files())
+    return {
         "added": sorted(new.keys() - old.keys()),
         "changed": sorted(name for name in new.keys() & old.keys() if new[name] != old[name]),
         "removed": sorted(old.keys() - new.keys()),
     }
-    return {kind: {"count": len(names), "names": names[:NAMES_LIMIT]} for kind, names in kinds.items()}
 
 
-def _digests(tar: bytes) -> dict[str, str]:
-    """Content digest (or link target) by name, of what is not a folder."""
-    digests: dict[str, str] = {}
-    with tarfile.open(fileobj=io.BytesIO(tar)) as archive:
-        for member in archive:
-            content = archive.extractfile(member) if member.isreg() else None
-            if content is not None:
-                digests[member.name] = hashlib.sha256(content.read()).hexdigest()
-            elif member.issym():
-                digests[member.name] = f"-> {member.linkname}"
-    return digests
-
-
-def _end(output: bytes) -> str:
-    return output[-OUTPUT_LIMIT:].decode(errors="replace")
+def _text(contents: Contents, name: str) -> list[str] | None:
+    """The lines of a small text file; none where there is no such file; None for what cannot be compared."""
+    entry = contents.entries.get(name)
+    if entry is None:
+        return []
+    if not entry.is_file or entry.member.size > DIFF_LIMIT:
+        return None
+    try:
+        return contents.read(name).decode().splitlines()
+    except UnicodeDecodeError:
+        return None

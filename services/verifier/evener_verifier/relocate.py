@@ -16,4 +16,9 @@ def rewrite(folder: Path, locate: Callable[[str], str]) -> None:
         if path.is_file():
             content = path.read_bytes()
             if b"\0" not in content:
-                path.write_bytes(_PLACES.sub(lambda match: locate(match[0].decode()).encode(), content))
+                path.write_bytes(text(content, locate))
+
+
+def text(content: bytes, locate: Callable[[str], str]) -> bytes:
+    """The same with the places replaced."""
+    return _PLACES.sub(lambda match: locate(match[0].decode()).encode(), content)

@@ -71,6 +71,7 @@ class _Slot:
     def __init__(self, settings: Settings, api: ApiClient, hearts: Hearts, bus: Bus, blobs: Blobs, counts: Counts) -> None:
         self._sandboxes = settings.data / "sandboxes"
         self._host: SandboxKind = settings.sandbox
+        self._root = settings.grader_root
         self._api = api
         self._hearts = hearts
         self._bus = bus
@@ -127,7 +128,7 @@ class _Slot:
     async def _scored(self, order: ScoreOrder, message: ScoreWorkspace) -> RolloutScored:
         """The report; a fault that nobody foresaw is reported as ours, and tried again."""
         try:
-            return await score(order, self._blobs, self._sandboxes, host=self._host)
+            return await score(order, self._blobs, self._sandboxes, host=self._host, root=self._root)
         except Exception as error:  # noqa: BLE001 - the supervisor of scorings
             _log.error("scoring failed", session=order.session_id, exc_info=error)
             fault = f"{type(error).__name__}: {error}"[:500]

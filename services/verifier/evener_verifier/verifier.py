@@ -1,11 +1,10 @@
 """A workspace is scored in a fresh sandbox by tests that its agent never saw; nothing it left stands in for a score.
 
-The snapshot is at ``/workspace``, the tests are read-only at ``/tests``, ``/logs/verifier`` starts empty, there is no
-network. A fault of ours is reported as such, never as a score of 0. Called by the service, once a command.
+A fault of ours is reported as such, never as a score of 0. The contract with the tests is docs/verifier.md. Called by the
+service, once a command.
 """
 
 import asyncio
-import shutil
 import tarfile
 import time
 from dataclasses import dataclass
@@ -15,56 +14,51 @@ from typing import Any
 from evener.api import ScoreOrder
 from evener.archive import tar_of_folder
 from evener.blobs import Blobs
-from evener.errors import EvenerError, InputError, TaskError
+from evener.errors import EvenerError, InfraError, InputError, TaskError
 from evener.ids import parse_session_id
 from evener.messages import RolloutScored
-from evener.sandbox import HOME, WORKSPACE, ExecResult, Folder, Kind, Mount, Sandbox, SandboxSpec, choose, create
-from evener.sandbox.initial import lay_out, limits_of
+from evener.sandbox import Folder, Kind, choose
+from evener.sandbox.initial import lay_out
 from evener.settings import SandboxKind
 from evener.tasks import TaskToml, read_toml, unpack
-from evener_verifier import evidence, relocate, reward
+from evener_verifier import evidence, findings, verdict, workspace
+from evener_verifier.contents import Contents
+from evener_verifier.grader import TTL_S, Job, Ran, grade
 
-TESTS = "/tests"
-LOGS = "/logs/verifier"
-_TTL_S = 24 * 3600.0
-"""How long a sandbox's folder may stand, for the reaper of another host."""
+_sound: set[tuple[str, str]] = set()
+"""Bundles of tasks whose untouched workspace was found not to pass."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is scored and by what: ``tests`` lie in the sandbox's folder on the host, both workspaces are tar files."""
+    """What is scored and by what: ``tests`` lie in the sandbox's folder on the host."""
 
     toml: TaskToml
     tests: Path
-    pristine: bytes
-    snapshot: bytes
+    pristine: Contents
+    snapshot: Contents
 
 
-@dataclass(frozen=True, slots=True)
-class Ran:
-    """What the tests did and wrote."""
+async def score(
+    order: ScoreOrder, blobs: Blobs, sandboxes: Path, *, host: SandboxKind = "auto", root: Path | None = None
+) -> RolloutScored:
+    """Score one workspace. Never raises an EvenerError: the fault is the report's cause.
 
-    result: ExecResult
-    json: bytes | None
-    text: bytes | None
-
-
-async def score(order: ScoreOrder, blobs: Blobs, sandboxes: Path, *, host: SandboxKind = "auto") -> RolloutScored:
-    """Score one workspace. Never raises an EvenerError: the fault is the report's cause. ``host``: see `choose`."""
+    ``host``: see `choose`. ``root``: what graders find at ``/opt/grader`` beside the system.
+    """
     session = parse_session_id(order.session_id)
     started = time.monotonic()
     scores: dict[str, float] = {}
     seen: dict[str, Any] = {}
     cause, detail = None, ""
-    folder = Folder.make(sandboxes, f"score-{order.session_id}", ttl_s=_TTL_S)
+    folder = Folder.make(sandboxes, f"score-{order.session_id}", ttl_s=TTL_S)
     try:
         kind = await choose(order.sandbox, trusted=order.trusted, host=host)
         case = await asyncio.to_thread(fetch, order, blobs, folder)
-        ran = await run_tests(case, kind, folder)
-        seen = evidence.compose(ran.result, case.pristine, case.snapshot)
-        if ran.result.timed_out and ran.json is None and ran.text is None:
-            raise TaskError("reward_missing", f"tests/test.sh did not end within {case.toml.verifier.timeout_sec:g} s")
-        scores = reward.parse(ran.json, ran.text)
+        seen |= {"tier": case.toml.verifier.tier, "sandbox": kind, "isolated": kind != "process"}
+        if case.toml.verifier.baseline:
+            await _check_baseline(order, case, kind, folder, root)
+        scores = await _scores(case, kind, folder, root, seen)
     except EvenerError as error:
         cause, detail = error.cause, error.detail[:500]
     finally:
@@ -82,8 +76,8 @@ async def score(order: ScoreOrder, blobs: Blobs, sandboxes: Path, *, host: Sandb
 
 def fetch(order: ScoreOrder, blobs: Blobs, folder: Folder) -> Case:
     """Fetch and unpack both sides of the task. Blocks. Raises InfraError, TaskError."""
-    snapshot = blobs.get("snapshots", order.snapshot)
     grader, agent, pristine = (folder.path / name for name in ("grader", "agent", "pristine"))
+    snapshot = blobs.get("snapshots", order.snapshot)
     try:
         unpack(blobs.get("grader", order.grader_bundle), grader)
         unpack(blobs.get("agent", order.agent_bundle), agent)
@@ -91,31 +85,51 @@ def fetch(order: ScoreOrder, blobs: Blobs, folder: Folder) -> Case:
     except (OSError, tarfile.TarError, InputError) as error:
         raise TaskError("task_setup", f"{order.task_id}: {error}") from error
     lay_out(agent / "environment", pristine)
-    return Case(toml, grader / "tests", tar_of_folder(pristine), snapshot)
-
-
-async def run_tests(case: Case, kind: Kind, folder: Folder) -> Ran:
-    """Run ``tests/test.sh`` over the snapshot. Raises InfraError."""
-    spec = SandboxSpec(
-        folder,
-        mounts=(Mount(case.tests, TESTS),),
-        writable=(WORKSPACE, HOME, "/tmp", LOGS),  # noqa: S108 - a path inside
-        env=case.toml.verifier.env,
-        limits=limits_of(case.toml),
-    )
-    sandbox = await create(kind, spec)
     try:
-        await sandbox.upload(case.snapshot, WORKSPACE)
-        return await _run(sandbox, case)
+        return Case(toml, grader / "tests", Contents(tar_of_folder(pristine)), Contents(snapshot))
+    except tarfile.TarError as error:
+        raise InfraError("sandbox_failed", f"the snapshot cannot be read: {error}") from error
+
+
+async def _scores(case: Case, kind: Kind, folder: Folder, root: Path | None, seen: dict[str, Any]) -> dict[str, float]:
+    """Grade the snapshot, and note in ``seen`` what there was to see."""
+    graded = await asyncio.to_thread(workspace.prepare, case.pristine, case.snapshot, case.toml)
+    ran = await grade(Job(case.toml, case.tests, graded.tar, kind, folder, root))
+    found = [*graded.findings, *verdict.findings(ran, case.toml)]
+    judged = verdict.judged(found)
+    seen |= evidence.of_run(ran.result) | _details(ran)
+    seen["findings"] = [each.as_json() for each in found[: findings.LIMIT]]
+    seen["tampered"] = judged is not None
+    seen["changes"] = evidence.changes(case.pristine, case.snapshot)
+    seen["diff"] = await asyncio.to_thread(evidence.diff, case.pristine, case.snapshot)
+    if judged is None:
+        return verdict.scores(ran, case.toml)
+    seen["claimed"] = {name: evidence.end(text) for name, text in {"json": ran.json, "text": ran.text}.items() if text}
+    return judged
+
+
+def _details(ran: Ran) -> dict[str, Any]:
+    """What only some gradings have."""
+    details: dict[str, Any] = {}
+    if ran.reports:
+        details["reports"] = ran.reports
+    if ran.candidate is not None:
+        details["candidate"] = ran.candidate
+    if ran.canaries is not None:
+        details["tests"] = ran.canaries.tests()
+    return details
+
+
+async def _check_baseline(order: ScoreOrder, case: Case, kind: Kind, folder: Folder, root: Path | None) -> None:
+    """Raises TaskError ``baseline_passes`` where the untouched workspace gets all there is. Once a process and task."""
+    task = (order.grader_bundle, order.agent_bundle)
+    if task in _sound:
+        return
+    own = Folder.make(folder.path.parent, f"{folder.path.name}-baseline", ttl_s=TTL_S)
+    try:
+        ran = await grade(Job(case.toml, case.tests, case.pristine.tar, kind, own, root))
     finally:
-        await sandbox.destroy()
-
-
-async def _run(sandbox: Sandbox, case: Case) -> Ran:
-    if sandbox.kind == "process":
-        await asyncio.to_thread(relocate.rewrite, case.tests, sandbox.locate)
-    shell = "bash" if shutil.which("bash") else "sh"
-    result = await sandbox.exec([shell, sandbox.locate(f"{TESTS}/test.sh")], timeout=case.toml.verifier.timeout_sec)
-    json = await sandbox.read(f"{LOGS}/reward.json", limit=reward.LIMIT)
-    text = await sandbox.read(f"{LOGS}/reward.txt", limit=reward.LIMIT)
-    return Ran(result, json, text)
+        await asyncio.to_thread(own.remove)
+    if verdict.scores(ran, case.toml)["reward"] >= 1.0:
+        raise TaskError("baseline_passes", f"{order.task_id}: the untouched workspace already gets reward 1")
+    _sound.add(task)

@@ -1,9 +1,12 @@
+import gzip
 import io
 import os
+import subprocess
 import tarfile
 
 import pytest
 
+from evener import archive
 from evener.archive import UnsafeArchive, extract, tar_of_files, tar_of_folder
 
 
@@ -47,6 +50,7 @@ def test_files_folders_and_inner_links(tmp_path):
         [("a/../../x", FILE, "")],
         [("x", LINK, "/etc/passwd")],
         [("x", LINK, "../x")],
+        [("here", LINK, "."), ("x", LINK, "here/here/../../x")],
         [("x", LINK, "."), ("x/y", FILE, "")],
         [("x", LINK, "."), ("x/y", LINK, "..")],
         [("x", LINK, "y"), ("z", HARD, "x")],
@@ -71,3 +75,26 @@ def test_round_trip(tmp_path):
     extract(tar_of_folder(tmp_path / "one"), tmp_path / "two")
     assert (tmp_path / "two/a/b/c").read_bytes() == b"1"
     assert (tmp_path / "two/a").stat().st_mode & 0o777 == 0o700
+
+
+def test_what_unpacks_to_more_than_it_weighs_is_refused(tmp_path, monkeypatch):
+    bomb = tar(("a", FILE, "0" * 1_000_000))
+    with pytest.raises(tarfile.TarError):
+        extract(gzip.compress(bomb), tmp_path / "compressed")
+    monkeypatch.setattr(archive, "MAX_BYTES", 3_000_000)
+    with pytest.raises(UnsafeArchive, match="over"):
+        extract(tar(("a", FILE, "0" * 1_000_000), ("b", HARD, "a"), ("c", HARD, "a"), ("d", HARD, "a")), tmp_path / "links")
+    monkeypatch.setattr(archive, "MAX_ENTRIES", 3)
+    with pytest.raises(UnsafeArchive, match="over 3 entries"):
+        extract(tar(*((str(number), FOLDER, "") for number in range(4))), tmp_path / "many")
+
+
+def test_a_sparse_file_is_refused(tmp_path):
+    holes = tmp_path / "holes"
+    with holes.open("wb") as file:
+        file.truncate(1 << 40)
+    packed = tmp_path / "holes.tar"
+    subprocess.run(["tar", "--sparse", "-cf", packed, "-C", tmp_path, "holes"], check=True)
+    assert packed.stat().st_size < 1 << 20
+    with pytest.raises(UnsafeArchive, match="sparse"):
+        extract(packed.read_bytes(), tmp_path / "target")

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evener.archive import extract
-from evener.sandbox import snapshot
+from evener.sandbox import folders, snapshot
 
 
 def names(taken):
@@ -57,6 +57,33 @@ def test_size_and_number_are_bounded(tmp_path):
     assert list(names(taken)) == ["a", "z"]
     assert "huge" in taken.left_out[0]
     assert "over 2 entries" in snapshot.take(tmp_path, "/workspace", max_entries=2).left_out[-1]
+
+
+@pytest.mark.parametrize("target", ["up/../x", "here/here/../../etc/passwd", "a/..", "../../x"])
+def test_a_link_that_steps_up_beyond_another_link_is_left_out(tmp_path, target):
+    """``here -> .`` makes ``here/here/../..`` two folders above, though its words cancel out."""
+    (tmp_path / "here").symlink_to(".")
+    (tmp_path / "answer").symlink_to(target)
+    taken = snapshot.take(tmp_path, "/workspace")
+    assert list(names(taken)) == ["here"]
+    assert taken.left_out == ["answer: a link out of the folder"]
+
+
+def test_folders_by_the_thousand_are_cut_off(tmp_path):
+    root = tmp_path / "root"
+    root.mkdir()
+    here = os.open(root, os.O_RDONLY)
+    for _ in range(2000):
+        os.mkdir("deep", dir_fd=here)
+        inner = os.open("deep", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = inner
+    os.close(here)
+    taken = snapshot.take(root, "/workspace")
+    assert 1 < len(names(taken)) <= snapshot.MAX_DEPTH + 1
+    assert "too deep" in taken.left_out[0]
+    folders._remove(root)
+    assert not root.exists()
 
 
 def test_bytes_depend_on_content_alone(tmp_path):

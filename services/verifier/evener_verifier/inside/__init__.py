@@ -1,0 +1,1 @@
+"""Programs that run inside a grader's sandbox; each stands alone."""

@@ -1,0 +1,1 @@
+"""Attacks on a score, as real workspaces against both tiers of the verifier, and honest solutions beside them."""
