@@ -26,7 +26,7 @@ from evener.bus import Bus, MemoryBus
 from evener.errors import InfraError, InputError
 from evener.messages import RolloutScored
 from evener.sandbox import ExecResult
-from evener.settings import SandboxKind, Settings
+from evener.settings import Settings
 from evener.tasks import Task
 
 _log = log.get("stack")
@@ -319,12 +319,12 @@ def harness_installed(settings: Settings, name: str) -> bool:
 
 
 async def check_task(
-    task: Task, blobs: Blobs, sandboxes: Path, *, host: SandboxKind
+    task: Task, blobs: Blobs, sandboxes: Path, settings: Settings
 ) -> tuple[RolloutScored, RolloutScored, ExecResult | None]:
     """The scores of a task's solution and of its untouched workspace, and how the solution ended (`evener_verifier.oracle`)."""
     from evener_verifier import oracle
 
-    return await oracle.check(task, blobs, sandboxes, host=host)
+    return await oracle.check(task, blobs, sandboxes, host=settings.sandbox, root=settings.grader_root)
 
 
 async def install_harness(settings: Settings, name: str, say: Callable[[str], None]) -> None:

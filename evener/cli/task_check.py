@@ -21,7 +21,7 @@ from evener.cli.output import cell
 from evener.errors import InputError
 from evener.messages import RolloutScored
 from evener.sandbox import ExecResult, Kind, choose
-from evener.settings import SandboxKind
+from evener.settings import Settings
 from evener.tasks import read_task
 
 
@@ -57,6 +57,7 @@ class Checks:
             "passed": self.passed,
             "solution": sum(_solved(verdict.solution) for verdict in self.verdicts),
             "untouched": sum(_solved(verdict.untouched) for verdict in self.verdicts),
+            "out_of_process": sum(_tier(verdict.solution) == "out_of_process" for verdict in self.verdicts),
             "sandbox": self.sandbox,
             "seconds": round(self.seconds, 1),
             "scores_a_minute": round(60 * len(scored) / self.seconds, 1),
@@ -71,8 +72,8 @@ class Checks:
         number = totals["tasks"]
         console.print(
             f"{self.passed} of {number} tasks pass; the solution scores 1 in {totals['solution']} of {number}, the untouched"
-            f" workspace in {totals['untouched']} of {number} ({totals['seconds']} s, {totals['scores_a_minute']} scores a"
-            f" minute, sandbox {self.sandbox})",
+            f" workspace in {totals['untouched']} of {number} ({totals['out_of_process']} graded out of process,"
+            f" {totals['seconds']} s, {totals['scores_a_minute']} scores a minute, sandbox {self.sandbox})",
             soft_wrap=True,
         )
 
@@ -95,9 +96,9 @@ def report(checks: Checks) -> dict[str, Any]:
     }
 
 
-async def check_all(folders: Sequence[Path], *, jobs: int, host: SandboxKind, console: Console) -> Checks:
-    """Check task directories, ``jobs`` at once. Raises InputError where the sandbox that ``host`` names does not work."""
-    sandbox = await choose("auto", trusted=True, host=host)
+async def check_all(folders: Sequence[Path], *, jobs: int, settings: Settings, console: Console) -> Checks:
+    """Check task directories, ``jobs`` at once. Raises InputError where the sandbox that the settings name does not work."""
+    sandbox = await choose("auto", trusted=True, host=settings.sandbox)
     started = time.monotonic()
     columns = (TextColumn("checking"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     screen = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
@@ -107,7 +108,7 @@ async def check_all(folders: Sequence[Path], *, jobs: int, host: SandboxKind, co
 
         async def check(folder: Path) -> Verdict:
             async with turns:
-                verdict = await _check(folder, Path(root), host)
+                verdict = await _check(folder, Path(root), settings)
             progress.advance(bar)
             return verdict
 
@@ -116,10 +117,10 @@ async def check_all(folders: Sequence[Path], *, jobs: int, host: SandboxKind, co
     return Checks([task.result() for task in tasks], sandbox, time.monotonic() - started)
 
 
-async def _check(folder: Path, root: Path, host: SandboxKind) -> Verdict:
+async def _check(folder: Path, root: Path, settings: Settings) -> Verdict:
     try:
         task = await asyncio.to_thread(read_task, folder)
-        solution, untouched, solved = await check_task(task, Blobs(root / "blobs"), root / "sandboxes", host=host)
+        solution, untouched, solved = await check_task(task, Blobs(root / "blobs"), root / "sandboxes", settings)
     except InputError as error:
         return Verdict(folder, error.detail)
     return Verdict(folder, _why(solution, untouched, solved), solution, untouched)
@@ -128,9 +129,9 @@ async def _check(folder: Path, root: Path, host: SandboxKind) -> Verdict:
 def _why(solution: RolloutScored, untouched: RolloutScored, solved: ExecResult | None) -> str:
     if solution.cause is not None:
         return f"solution: {solution.cause}: {solution.detail}"
-    best, least = solution.scores["reward"], (untouched.scores.get("reward"))
+    best, least = solution.scores["reward"], untouched.scores.get("reward")
     if best < 1:
-        return f"solution: scores {cell(best)}, not 1{_ended(solved)}{_said(solution)}"
+        return f"solution: scores {cell(best)}, not 1{_ended(solved)}{_tampered(solution)}{_said(solution)}"
     if untouched.cause is not None:
         return f"untouched: {untouched.cause}: {untouched.detail}"
     if least is None or least >= best:
@@ -146,6 +147,12 @@ def _ended(solved: ExecResult | None) -> str:
     return f"; solve.sh {how}{_last_line(solved.stderr.decode(errors='replace'))}"
 
 
+def _tampered(scored: RolloutScored) -> str:
+    """What of the solution was taken for tampering, which makes a score 0."""
+    seen = [finding["detail"] for finding in scored.evidence.get("findings", ()) if finding["tampering"]]
+    return f"; taken for tampering: {seen[0]}" if seen else ""
+
+
 def _said(scored: RolloutScored) -> str:
     """The last that the tests said."""
     line = _last_line(scored.evidence.get("stderr") or "") or _last_line(scored.evidence.get("stdout") or "")
@@ -155,6 +162,10 @@ def _said(scored: RolloutScored) -> str:
 def _last_line(output: str) -> str:
     lines = output.strip().splitlines()
     return f": {lines[-1][:200]}" if lines else ""
+
+
+def _tier(scored: RolloutScored | None) -> str | None:
+    return None if scored is None else scored.evidence.get("tier")
 
 
 def _solved(scored: RolloutScored | None) -> bool:

@@ -1,4 +1,4 @@
-"""`evener tasks`: look at task directories and check them; no stack is needed for any of it."""
+"""`evener tasks`: look at task directories, check them, and begin a new one; no stack is needed for any of it."""
 
 import asyncio
 import os
@@ -10,9 +10,10 @@ import typer
 from evener import log, settings
 from evener.cli.output import cell, err, out, print_json, print_table
 from evener.cli.task_check import check_all, report
+from evener.cli.task_new import scaffold
 from evener.tasks import read_tasks, task_folders
 
-app = typer.Typer(no_args_is_help=True, help="Tasks: ls, show, check.")
+app = typer.Typer(no_args_is_help=True, help="Tasks: ls, show, check, new.")
 
 Json = Annotated[bool, typer.Option("--json", help="Print the JSON document.")]
 
@@ -53,9 +54,17 @@ def check(
     here = settings.load()
     log.configure(level="ERROR")  # the lines of this command say what went wrong with which task
     found = [task for folder in folders for task in task_folders(folder)]
-    checks = asyncio.run(check_all(found, jobs=jobs, host=here.sandbox, console=err))
+    checks = asyncio.run(check_all(found, jobs=jobs, settings=here, console=err))
     if as_json:
         print_json(report(checks))
     else:
         checks.print(out)
     raise typer.Exit(0 if checks.passed == len(checks.verdicts) else 1)
+
+
+@app.command("new")
+def new(folder: Annotated[Path, typer.Argument(help="The new task's directory; its name is the task's id.")]) -> None:
+    """Begin a task: a small whole one, graded out of process, whose check passes."""
+    for path in scaffold(folder):
+        out.print(str(path), soft_wrap=True)
+    err.print(f"check it: evener tasks check {folder}", markup=False)

@@ -36,11 +36,12 @@ _TTL_S = 24 * 3600.0
 
 @dataclass(frozen=True, slots=True)
 class _Bench:
-    """Where tasks are tried: a store in place of a stack's, a folder for sandboxes, and what this host says of their kind."""
+    """Where tasks are tried: a store in place of a stack's, a folder for sandboxes, and what this host's verifiers are told."""
 
     blobs: Blobs
     sandboxes: Path
     host: SandboxKind
+    root: Path | None
 
 
 class Checked(NamedTuple):
@@ -51,13 +52,13 @@ class Checked(NamedTuple):
     solved: ExecResult | None
 
 
-async def check(task: Task, blobs: Blobs, sandboxes: Path, *, host: SandboxKind = "auto") -> Checked:
+async def check(task: Task, blobs: Blobs, sandboxes: Path, *, host: SandboxKind = "auto", root: Path | None = None) -> Checked:
     """Score the workspace that the solution leaves, and the untouched one. The task counts as the user's own.
 
-    Faults of the task and of ours are causes in the reports. Raises InputError where one of its files cannot be bundled, or
-    where the sandbox that ``host`` names does not work here.
+    ``host``, ``root``: see `verifier.score`. Faults of the task and of ours are causes in the reports. Raises InputError where
+    one of its files cannot be bundled, or where the sandbox that ``host`` names does not work here.
     """
-    bench = _Bench(blobs, sandboxes, host)
+    bench = _Bench(blobs, sandboxes, host, root)
     order = await asyncio.to_thread(_order, task, bench.blobs)
     solution, solved = await _score(task, bench, order, solve=True)
     untouched, _ = await _score(task, bench, order, solve=False)
@@ -85,7 +86,7 @@ async def _score(task: Task, bench: _Bench, order: ScoreOrder, *, solve: bool) -
         rollout_id, attempt = parse_session_id(session)
         return RolloutScored(rollout_id=rollout_id, attempt=attempt, cause=error.cause, detail=error.detail), None
     order = replace(order, session_id=session, snapshot=snapshot)
-    return await score(order, bench.blobs, bench.sandboxes, host=bench.host), solved
+    return await score(order, bench.blobs, bench.sandboxes, host=bench.host, root=bench.root), solved
 
 
 async def _leave(task: Task, bench: _Bench, order: ScoreOrder, session: str, *, solve: bool) -> tuple[str, ExecResult | None]:
