@@ -1,6 +1,6 @@
 # Each target sets up what it needs; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo test test-fast test-chaos test-stack test-harnesses bench-proxy lint wheel clean
+.PHONY: help setup setup-dev demo test test-fast test-chaos test-stack test-harnesses test-tamper bench-proxy lint wheel clean
 
 V := .venv/bin
 export TOKENIZERS_PARALLELISM := false
@@ -35,6 +35,9 @@ test-stack: ## the whole stack in containers, scaled and restarted amid a run (n
 
 test-harnesses: setup-dev ## unmodified agents through the proxy against a scripted engine (HARNESSES="pi codex": only these)
 	@$(V)/python -m tests.harnesses $(PYTEST)
+
+test-tamper: setup-dev ## attacks on a score, as real workspaces, against both tiers of the verifier (ONLY=part-of-a-name)
+	@ONLY="$(ONLY)" $(V)/python -m tests.tamper $(TAMPER)
 
 bench-proxy: setup ## the proxy's cost beside OpenEnv's capture proxy, in one run (needs redis-server)
 	@$(V)/python -m bench.proxy $(BENCH)

@@ -49,7 +49,14 @@ class EnvironmentTable(_Table):
 class GraderEnvironmentTable(EnvironmentTable):
     """``[verifier.environment]``: limits of the grader's sandbox, where it is not the agent's environment."""
 
-    docker_image: None = None
+    docker_image: str | None = None
+
+    @field_validator("docker_image")
+    @classmethod
+    def _is_none(cls, image: str | None) -> str | None:
+        if image is not None:
+            raise ValueError("a separate image needs a docker sandbox, which this version does not have")
+        return image
 
 
 class VerifierTable(_Table):
@@ -102,8 +109,14 @@ class TaskToml(_Table):
     environment: EnvironmentTable = EnvironmentTable()
     verify: str | None = Field(default=None, min_length=1)
     artifacts: tuple[str | ArtifactTable, ...] = ()
-    steps: tuple[dict[str, object], ...] = Field(default=(), max_length=0)
-    """Harbor's tasks of several steps are refused: an agent would be given the first of them only."""
+    steps: tuple[dict[str, object], ...] = ()
+
+    @field_validator("steps")
+    @classmethod
+    def _are_none(cls, steps: tuple[dict[str, object], ...]) -> tuple[dict[str, object], ...]:
+        if steps:
+            raise ValueError("an agent is given one instruction; make a task of each step")
+        return steps
 
     @property
     def artifact_paths(self) -> list[str]:

@@ -20,6 +20,7 @@ from evener.cli import run as run_
 from evener.cli import serve as serve_
 from evener.cli.connect import connect
 from evener.cli.output import cell, err, out, print_json, print_table
+from evener.cli.scores import print_scores
 from evener.cli.trace import print_trace, token_decoder
 from evener.errors import EvenerError, InputError
 
@@ -229,7 +230,20 @@ def rollouts_ls(
     """Rollouts, newest first."""
     query = {"run": run, "limit": str(limit)} | ({"outcome": outcome} if outcome else {})
     document = _read(lambda api: api.get("/v1/rollouts", **query))
-    columns = ["rollout_id", "task_id", "harness", "purpose", "outcome", "score", "reward", "calls", "version_min", "cause"]
+    columns = [
+        "rollout_id",
+        "task_id",
+        "harness",
+        "purpose",
+        "outcome",
+        "score",
+        "tier",
+        "tampered",
+        "reward",
+        "calls",
+        "version_min",
+        "cause",
+    ]
     print_json(document) if as_json else print_table(document, columns)
 
 
@@ -258,8 +272,9 @@ def rollouts_show(
         print_json(document)
         return
     for name, value in document.items():
-        if name not in ("trace", "sequences", "logs", "weights"):
+        if name not in ("trace", "sequences", "logs", "weights", "scores"):
             out.print(f"{name:<15} {cell(value)}", soft_wrap=True)
+    print_scores(document["scores"])
     if logs:
         out.rule("logs", align="left")
         out.print(document["logs"], markup=False)

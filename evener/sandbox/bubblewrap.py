@@ -6,6 +6,7 @@ Whatever is secret goes to bubblewrap through a file descriptor, never in its ar
 """
 
 import asyncio
+import contextlib
 import os
 import resource
 import secrets
@@ -25,6 +26,7 @@ from evener.sandbox.snapshot import Snapshot
 from evener.sandbox.writable import Writable
 
 KILLED = 137
+_QUICK_DEATH_S = 1.0
 _SHARED_USER_PROCESSES = 4096
 """Without cgroups root's sandboxes share one user, whose processes RLIMIT_NPROC counts together."""
 
@@ -121,7 +123,7 @@ class BubblewrapSandbox:
         if kills != self._kills:  # killed while it started
             running.kill()
         try:
-            return await _finish(running, stdin, timeout, started)
+            return await _finish(running, self._cgroup, stdin, timeout, started)
         finally:
             self._trees.remove(running)
             await asyncio.shield(running.end())
@@ -186,7 +188,9 @@ async def _uncut(start: Coroutine[None, None, tree.Tree]) -> tree.Tree:
         raise
 
 
-async def _finish(running: tree.Tree, stdin: bytes, timeout: float, started: float) -> ExecResult:
+async def _finish(
+    running: tree.Tree, cgroup: cgroups.Cgroup | None, stdin: bytes, timeout: float, started: float
+) -> ExecResult:
     process = running.process
     assert process.stdout is not None
     assert process.stderr is not None
@@ -194,9 +198,7 @@ async def _finish(running: tree.Tree, stdin: bytes, timeout: float, started: flo
     feeding = asyncio.ensure_future(feed(process, stdin))
     try:
         in_time = await running.dead(timeout)
-        running.kill()
-        if not await running.dead(tree.DEATH_S):
-            raise InfraError("sandbox_failed", "a killed sandbox does not die")
+        await _kill(running, cgroup)
         stdout, stderr = [await output for output in outputs]
         await feeding
     finally:
@@ -213,6 +215,15 @@ async def _finish(running: tree.Tree, stdin: bytes, timeout: float, started: flo
         timed_out=not in_time,
         seconds=time.monotonic() - started,
     )
+
+
+async def _kill(running: tree.Tree, cgroup: cgroups.Cgroup | None) -> None:
+    running.kill()
+    if await running.dead(_QUICK_DEATH_S):
+        return
+    with contextlib.nullcontext() if cgroup is None else cgroup.loosened():
+        if not await running.dead(tree.DEATH_S):
+            raise InfraError("sandbox_failed", "a killed sandbox does not die")
 
 
 def _rlimits(limits: Limits) -> dict[int, int]:

@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +21,13 @@ _PERIOD_US = 100_000
 _SHARES = 8 * 1024
 """Under version 1 all sandboxes together would weigh no more than one process beside them: let them weigh as much as eight,
 the number of agents that a runner runs at once."""
+_UNBOUND = {
+    "memory.memsw.limit_in_bytes": "-1",  # before the next, which is never above it
+    "memory.limit_in_bytes": "-1",
+    "memory.max": "max",
+    "cpu.cfs_quota_us": "-1",
+    "cpu.max": f"max {_PERIOD_US}",
+}
 _REMOVE_S = 1.0
 """A cgroup can be removed when its last process is gone from the kernel's lists, shortly after its death."""
 
@@ -35,6 +42,22 @@ class Cgroup:
         """Move a process in; its children are born there."""
         for path in self.paths:
             (path / "cgroup.procs").write_text(str(pid))
+
+    @contextlib.contextmanager
+    def loosened(self) -> Iterator[None]:
+        """Take the bounds of memory and processor off: what is killed at its bounds may need minutes to die."""
+        taken: list[tuple[Path, str]] = []
+        for name, none in _UNBOUND.items():
+            for file in (path / name for path in self.paths):
+                with contextlib.suppress(OSError):
+                    taken.append((file, file.read_text()))
+                    file.write_text(none)
+        try:
+            yield
+        finally:
+            for file, value in reversed(taken):
+                with contextlib.suppress(OSError):
+                    file.write_text(value)
 
     def remove(self) -> None:
         """Kill what is left and remove them. Idempotent."""

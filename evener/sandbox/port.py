@@ -118,7 +118,7 @@ class Sandbox(Protocol):
         ...
 
     async def modes(self, path: str) -> dict[str, int]:
-        """``st_mode`` of what lies directly below the writable folder ``path``, by name, and of the folder itself as ``"."``."""
+        """``st_mode`` by name of what lies directly below the writable folder ``path``, and of itself as ``"."``."""
         ...
 
     async def snapshot(self, path: str) -> Snapshot:

@@ -41,8 +41,8 @@ _THREADS = (
 )
 _NOISY = (
     'import atexit\nimport sys\nimport time\n\nprint("loading", file=sys.stderr)\n'
-    'atexit.register(lambda: print("bye", file=sys.stderr))\n\n\ndef total(numbers):\n    time.sleep(0.2)\n    return sum(numbers)\n'
-    + MAIN
+    'atexit.register(lambda: print("bye", file=sys.stderr))\n\n\ndef total(numbers):\n    time.sleep(0.2)\n'
+    "    return sum(numbers)\n" + MAIN
 )
 
 SOLUTIONS = [

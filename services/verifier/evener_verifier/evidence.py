@@ -13,6 +13,7 @@ OUTPUT_LIMIT = 4 << 10
 """Bytes shown of the end of each of stdout and stderr."""
 NAMES_LIMIT = 50
 """Names shown of the files that were added, changed or removed."""
+NAME_LIMIT = 200
 DIFF_LIMIT = 4 << 10
 """Characters shown of the differences; a file of more bytes than this is named and not compared."""
 
@@ -31,7 +32,10 @@ def of_run(result: ExecResult) -> dict[str, Any]:
 def changes(before: Contents, after: Contents) -> dict[str, Any]:
     """Names of the files that differ between two workspaces, and how many there are of each kind."""
     kinds = _changed(before, after)
-    return {kind: {"count": len(names), "names": names[:NAMES_LIMIT]} for kind, names in kinds.items()}
+    return {
+        kind: {"count": len(names), "names": [name[:NAME_LIMIT] for name in names[:NAMES_LIMIT]]}
+        for kind, names in kinds.items()
+    }
 
 
 def diff(before: Contents, after: Contents) -> str:

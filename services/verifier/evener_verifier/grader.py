@@ -23,7 +23,7 @@ from evener.sandbox.arguments import PATH
 from evener.sandbox.initial import limits_of
 from evener.tasks import TaskToml
 from evener_verifier import relocate, reward
-from evener_verifier.canary import Canaries, write_guard
+from evener_verifier.canary import Canaries, Rewards, write_guard
 from evener_verifier.candidate import Candidate
 from evener_verifier.channel import Channel
 from evener_verifier.inside import candidate as candidate_program
@@ -233,10 +233,11 @@ class _Grading:
             self._candidate.translate = lambda word: word.replace(here, there)
         return sandbox
 
-    async def _rewards(self) -> frozenset[str]:
+    async def _rewards(self) -> Rewards:
         """What is in the place of reward files now."""
         assert self._sandbox is not None
-        return frozenset(REWARDS) & (await self._sandbox.modes(LOGS)).keys()
+        there = await self._sandbox.modes(LOGS)
+        return {name: await self._sandbox.read(f"{LOGS}/{name}", limit=reward.LIMIT) for name in REWARDS if name in there}
 
 
 def _name_a_reward(tests: Path) -> bool:

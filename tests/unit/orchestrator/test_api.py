@@ -100,6 +100,7 @@ async def test_a_rollout_can_be_looked_at(world, http):
     async with everyone(world):
         await world.until_over()
     (rollout, *_) = await world.api.get("/v1/rollouts")
+    assert (rollout["tier"], rollout["tampered"]) == ("in_process", False)
     assert (rollout["outcome"], rollout["trained"], rollout["task_id"][:5]) == ("finished", True, "task-")
     suffix = rollout["rollout_id"][-9:]
     shown = await world.api.get(f"/v1/rollouts/{suffix}")

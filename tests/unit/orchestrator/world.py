@@ -279,6 +279,7 @@ async def verifier(world: World) -> None:
                 attempt=command.attempt,
                 scores={"reward": world.scores.get(session, 0.0)},
                 regrade=order.regrade,
+                evidence={"tier": "in_process", "tampered": False},
             )
             for each in world.scored(event):
                 await bus.publish(each)

@@ -1,5 +1,6 @@
 import asyncio
 import os
+import stat
 import subprocess
 import sys
 import time
@@ -167,6 +168,31 @@ async def test_fork_bomb_is_bounded_and_gone(sandbox):
         result = await running
         assert b"fork" in result.stderr.lower()
         assert not alive(f"{RUN}.6")
+
+
+async def test_a_fork_bomb_of_heavy_processes_dies(sandbox):
+    """At its bounds of memory and processor it would need minutes to."""
+    script = "x = bytearray(8 << 20)\nimport os\nwhile True:\n    try:\n        os.fork(); x[::4096] = b'1' * 2048\n    except OSError: pass"
+    async with sandbox("bubblewrap", limits=Limits(memory_bytes=128 << 20, cpus=0.5)) as box:
+        result = await box.exec(["python3", "-c", script], timeout=3)
+        if result.exit_code == 127:
+            pytest.skip("no python3 in the sandbox")
+        assert result.timed_out or result.exit_code == 137
+
+
+async def test_one_file_is_bounded(sandbox):
+    async with sandbox("bubblewrap", limits=Limits(file_bytes=1 << 20)) as box:
+        result = await box.exec(["sh", "-c", "head -c 3000000 /dev/zero > big; wc -c < big"], timeout=20)
+        assert int(result.stdout) == 1 << 20
+
+
+async def test_what_lies_in_a_folder_is_seen_with_its_modes(sandbox):
+    async with sandbox("bubblewrap") as box:
+        await box.exec(["sh", "-c", "mkdir d; ln -s /etc l; echo > f; chmod 640 f; chmod 500 ."], timeout=20)
+        modes = await box.modes("/workspace")
+        assert set(modes) == {".", "d", "l", "f"}
+        assert stat.S_ISLNK(modes["l"])
+        assert (modes["f"] & 0o777, modes["."] & 0o777) == (0o640, 0o500)
 
 
 async def test_memory_is_bounded(sandbox):

@@ -74,6 +74,11 @@ def test_cgroups_of_version_2(tmp_path):
     }
     made.add(123)
     assert (made.paths[0] / "cgroup.procs").read_text() == "123"
+    bounds = {name: (made.paths[0] / name).read_text() for name in ("memory.max", "cpu.max")}
+    with made.loosened():
+        assert (made.paths[0] / "memory.max").read_text() == "max"
+        assert (made.paths[0] / "cpu.max").read_text() == "max 100000"
+    assert {name: (made.paths[0] / name).read_text() for name in bounds} == bounds
 
 
 def test_no_cgroups(tmp_path):

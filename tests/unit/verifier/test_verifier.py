@@ -1,68 +1,18 @@
 import asyncio
-import io
-import tarfile
 import time
 
 import msgspec
 import pytest
 from aiohttp import web
 
-from evener.api import ScoreOrder
-from evener.blobs import Blobs
 from evener.bus.memory import MemoryBus
-from evener.ids import new_id, session_id
+from evener.ids import new_id
 from evener.messages import EVENTS, WORKSPACES, ScoreWorkspace
-from evener.sandbox.probe import bubblewrap_missing
 from evener.settings import Settings
 from evener_verifier import service, verifier
+from tests.unit.verifier.orders import order
 
 PASS_IF_DONE = b"[ -f /workspace/done ] && echo 1 > /logs/verifier/reward.txt || echo 0 > /logs/verifier/reward.txt\n"
-
-
-def tar(files):
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for name, content in files.items():
-            info = tarfile.TarInfo(name)
-            info.size, info.mode = len(content), 0o644
-            archive.addfile(info, io.BytesIO(content))
-    return buffer.getvalue()
-
-
-@pytest.fixture(params=["bubblewrap", "process"])
-async def kind(request):
-    if request.param == "bubblewrap" and (missing := await bubblewrap_missing()):
-        pytest.skip(f"bubblewrap does not work here: {missing}")
-    return request.param
-
-
-@pytest.fixture
-def blobs(tmp_path):
-    return Blobs(tmp_path / "blobs")
-
-
-def order(blobs, kind, test, workspace=None, toml=b"", pristine=None, trusted=True):
-    """An order to score ``workspace`` by ``test``."""
-    initial = {f"environment/workspace/{name}": content for name, content in (pristine or {"given": b"1"}).items()}
-    return ScoreOrder(
-        session_id=session_id(new_id(), 1),
-        task_id="t",
-        snapshot=blobs.put("snapshots", tar(workspace if workspace is not None else {"done": b""})),
-        agent_bundle=blobs.put("agent", tar({"task.toml": toml, "instruction.md": b"Do it.", **initial})),
-        grader_bundle=blobs.put("grader", tar({"task.toml": toml, "tests/test.sh": test, "tests/expected": b"secret"})),
-        trusted=trusted,
-        sandbox=kind,
-    )
-
-
-@pytest.fixture
-def score(blobs, kind, tmp_path):
-    async def run(test, workspace=None, **more):
-        scored = await verifier.score(order(blobs, kind, test, workspace, **more), blobs, tmp_path / "sandboxes")
-        assert not list((tmp_path / "sandboxes").glob("*")), "a sandbox was left behind"
-        return scored
-
-    return run
 
 
 async def test_solved_and_not_solved(score):

@@ -33,15 +33,21 @@ CALL = (
 )  # fmt: skip
 
 
+_evidence: Any = Score.evidence  # SQLAlchemy's types do not know that a document has parts
+_JUDGED = (_evidence["tier"].as_string(), _evidence["tampered"].as_boolean())
+
+
 @router.get("")
 async def listing(shared: Shared, run: str = "latest", outcome: str | None = None, limit: int = 100) -> Response:
     """The newest rollouts of a run (with one outcome)."""
     async with shared.ledger.read() as session:
         owner = await find(session, Run, run)
         statement = (
-            select(Rollout, Group, Task)
+            select(Rollout, Group, Task, *_JUDGED)
             .join(Group, Group.id == Rollout.group_id)
             .join(Task, Task.digest == Group.task_digest)
+            .outerjoin(Attempt, (Attempt.rollout_id == Rollout.id) & (Attempt.number == Rollout.attempt))
+            .outerjoin(Score, Score.attempt_id == Attempt.id)
             .where(Rollout.run_id == owner.id)
             .order_by(Rollout.id.desc())
             .limit(limit)
@@ -49,7 +55,7 @@ async def listing(shared: Shared, run: str = "latest", outcome: str | None = Non
         if outcome is not None:
             statement = statement.where(Rollout.outcome == outcome)
         rows = await session.execute(statement)
-        return as_json([_shown(*row) for row in rows])
+        return as_json([{**_shown(row, group, task), "tier": tier, "tampered": hit} for row, group, task, tier, hit in rows])
 
 
 @router.get("/{rollout}")

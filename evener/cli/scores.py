@@ -1,0 +1,43 @@
+"""What a verifier saw, as `evener rollouts show` tells it: the score, how far it can be trusted, and the evidence.
+
+The documents are those of ``/v1/rollouts/{id}``; an evidence of an older version lacks some of its parts.
+"""
+
+from typing import Any
+
+from evener.cli.output import cell, out
+
+_SHOWN = (("stdout", "the tests said"), ("stderr", "the tests said on standard error"), ("diff", "what the agent changed"))
+
+
+def print_scores(scores: list[dict[str, Any]]) -> None:
+    """Print each score with its evidence."""
+    for score in scores:
+        evidence = score["evidence"]
+        out.rule(f"score of {score['attempt_id']}", align="left")
+        _line("scores", score["scores"])
+        if score["cause"]:
+            _line("fault", f"{score['cause']}: {score['detail']}")
+        if "tier" in evidence:
+            isolated = "" if evidence["isolated"] else "; NOTHING kept the candidate from tests and reward"
+            _line("tier", f"{evidence['tier']} ({evidence['sandbox']}{isolated})")
+        _line("exit code", evidence.get("exit_code"))
+        _line("seconds", f"{cell(evidence.get('seconds'))} of {cell(score['seconds'])}")
+        if evidence.get("tampered"):
+            _line("TAMPERED", f"the score is 0 whatever the tests said; claimed: {evidence.get('claimed')}")
+        for finding in evidence.get("findings", []):
+            _line("tampering" if finding["tampering"] else "finding", f"{finding['kind']}: {finding['detail']}")
+        for runner in evidence.get("tests", []):
+            failures = ", ".join(runner["failures"])
+            _line(runner["runner"], f"{runner['passed']} passed, {runner['failed']} failed {failures}".rstrip())
+        for kind, names in evidence.get("changes", {}).items():
+            if names["count"]:
+                _line(kind, f"{names['count']}: {', '.join(names['names'])}")
+        for name, title in _SHOWN:
+            if evidence.get(name):
+                out.rule(title, align="left")
+                out.print(evidence[name], markup=False, soft_wrap=True)
+
+
+def _line(name: str, value: Any) -> None:
+    out.print(f"{name:<15} {cell(value)}", markup=False, soft_wrap=True)
