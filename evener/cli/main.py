@@ -14,7 +14,7 @@ from evener import log, settings
 from evener.api import ApiClient, Refused
 from evener.blobs import Blobs
 from evener.catalogue import CATALOGUE
-from evener.cli import dead, embedded, sql, tasks
+from evener.cli import dead, embedded, regrade, sql, tasks
 from evener.cli import doctor as doctor_
 from evener.cli import run as run_
 from evener.cli import serve as serve_
@@ -26,7 +26,7 @@ from evener.errors import EvenerError, InputError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 runs = typer.Typer(no_args_is_help=True, help="Runs: ls, show, pause, resume, cancel.")
-rollouts = typer.Typer(no_args_is_help=True, help="Rollouts: ls, show.")
+rollouts = typer.Typer(no_args_is_help=True, help="Rollouts: ls, show, regrade.")
 harnesses = typer.Typer(no_args_is_help=True, help="Harnesses: ls, install.")
 for _group, _name in (
     (runs, "runs"),
@@ -272,15 +272,29 @@ def rollouts_show(
         print_json(document)
         return
     for name, value in document.items():
-        if name not in ("trace", "sequences", "logs", "weights", "scores"):
+        if name not in ("trace", "sequences", "logs", "weights", "scores", "regrades"):
             out.print(f"{name:<15} {cell(value)}", soft_wrap=True)
-    print_scores(document["scores"])
+    print_scores([*document["scores"], *document["regrades"]])
     if logs:
         out.rule("logs", align="left")
         out.print(document["logs"], markup=False)
     if trace:
         decode = token_decoder(Blobs(settings.load().blobs), document["weights"])
         print_trace(document["trace"], document["sequences"], decode)
+
+
+@rollouts.command("regrade")
+def rollouts_regrade(
+    which: Annotated[str, typer.Argument(help="A rollout, a group or a run: an id or a unique suffix; `latest`: the rollout.")],
+    as_json: Json = False,
+) -> None:
+    """Grade stored snapshots again with the current verifier; the scores that counted stay as they are."""
+    here = settings.load()
+    if here.data.exists():
+        _log_to_folder(here)
+    document = _asyncio(regrade.regrade(here, which, err))
+    print_json(document) if as_json else regrade.show(document)
+    raise typer.Exit(1 if regrade.failed(document) else 0)
 
 
 @harnesses.command("ls")

@@ -13,7 +13,7 @@ from evener_orchestrator.ledger.conflict import Conflict
 from evener_orchestrator.ledger.models import Outgoing, Regrade, Rollout, Score
 from evener_orchestrator.loops import issue_regrades_again
 from evener_orchestrator.states import GroupState, RolloutState
-from tests.unit.orchestrator.rows import NOW, a_group, a_rollout, a_run, a_task, an_attempt, write
+from tests.unit.orchestrator.rows import a_group, a_rollout, a_run, a_score, a_task, an_attempt, write
 from tests.unit.orchestrator.world import Workers, everyone, run_file, verifier
 
 SCORED = {"state": RolloutState.SCORED, "outcome": Outcome.FINISHED, "score": 0.0, "reward": 0.0}
@@ -33,18 +33,7 @@ async def graded(ledger):
             a_rollout("d", "h", state=RolloutState.ARCHIVED),
         ],
         [an_attempt(name, snapshot="sha256:s") for name in "abd"] + [an_attempt("c")],
-        [
-            Score(
-                attempt_id=f"{name}.1",
-                rollout_id=name,
-                score=0.0,
-                scores={"reward": 0.0},
-                evidence={},
-                seconds=1,
-                created_at=NOW,
-            )
-            for name in "ab"
-        ],
+        [a_score(name, 0.0) for name in "ab"],
     )
     return ledger
 
