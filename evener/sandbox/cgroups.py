@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,7 +44,7 @@ class Cgroup:
             (path / "cgroup.procs").write_text(str(pid))
 
     @contextlib.contextmanager
-    def loosened(self) -> Iterator[None]:
+    def loosened(self) -> Generator[None]:
         """Take the bounds of memory and processor off: what is killed at its bounds may need minutes to die."""
         taken: list[tuple[Path, str]] = []
         for name, none in _UNBOUND.items():

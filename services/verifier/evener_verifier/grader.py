@@ -199,6 +199,8 @@ class _Grading:
         path = os.environ.get("PATH", PATH) if sandbox.kind == "process" else PATH
         tools = [sandbox.locate(TOOLS)] if self._candidate is not None else []
         env = {"PYTHONDONTWRITEBYTECODE": "1"}
+        if self._candidate is not None:
+            env["PYTHONSAFEPATH"] = "1"  # `python3 -m` would import from the working directory first
         if self._job.root is not None:
             root = sandbox.locate(ROOT)
             tools.append(f"{root}/bin")
@@ -209,12 +211,14 @@ class _Grading:
             for number, (key, value) in enumerate(settings.items()):
                 env |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
             env |= {"PYTHONPATH": sandbox.locate(GUARD), "EVENER_GUARD": f"{sandbox.locate(RUN)}/{SOCKET}"}
+            env["EVENER_GUARD_TESTS"] = sandbox.locate(TESTS)
             env["EVENER_GUARD_ALONE"] = "1" if sandbox.kind == "bubblewrap" else "0"
+        env["PATH"] = ":".join([*tools, path])
         own = dict(self._job.toml.verifier.env)
         for name in ("PATH", "PYTHONPATH"):
             if name in own and name in env:
                 own[name] = f"{env[name]}:{own[name]}"
-        return {**env, "PATH": ":".join([*tools, path]), **own}
+        return env | own
 
     async def _second(self) -> Sandbox:
         """The candidate's own sandbox, with the snapshot as it is."""

@@ -31,8 +31,8 @@ def findings(ran: Ran, toml: TaskToml) -> list[Finding]:
     """What the grader's sandbox showed of the candidate's code; judged before the reward, which it may have made unreadable."""
     if ran.canaries is None:
         return []
-    if toml.verify is not None:
-        failed = ran.result.exit_code != 0
+    if ran.result.timed_out or toml.verify is not None:  # what ran when time was over could not report
+        failed = ran.result.timed_out or ran.result.exit_code != 0
     else:
         rewards = [content for content in (ran.json, ran.text) if content is not None]
         failed = bool(rewards) and not any(_claims(content) for content in rewards)

@@ -172,7 +172,8 @@ async def test_fork_bomb_is_bounded_and_gone(sandbox):
 
 async def test_a_fork_bomb_of_heavy_processes_dies(sandbox):
     """At its bounds of memory and processor it would need minutes to."""
-    script = "x = bytearray(8 << 20)\nimport os\nwhile True:\n    try:\n        os.fork(); x[::4096] = b'1' * 2048\n    except OSError: pass"
+    script = "import os\nx = bytearray(8 << 20)\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass\n"
+    script += "    x[::4096] = b'1' * 2048\n"
     async with sandbox("bubblewrap", limits=Limits(memory_bytes=128 << 20, cpus=0.5)) as box:
         result = await box.exec(["python3", "-c", script], timeout=3)
         if result.exit_code == 127:

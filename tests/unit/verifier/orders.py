@@ -17,7 +17,7 @@ def tar(files):
     return buffer.getvalue()
 
 
-def order(blobs, kind, test, workspace=None, toml=b"", pristine=None, trusted=True):
+def order(blobs, kind, test, workspace=None, toml=b"", pristine=None, trusted=True, tests=None):
     """An order to score ``workspace`` by ``test``."""
     initial = {f"environment/workspace/{name}": content for name, content in (pristine or {"given": b"1"}).items()}
     return ScoreOrder(
@@ -25,7 +25,9 @@ def order(blobs, kind, test, workspace=None, toml=b"", pristine=None, trusted=Tr
         task_id="t",
         snapshot=blobs.put("snapshots", tar(workspace if workspace is not None else {"done": b""})),
         agent_bundle=blobs.put("agent", tar({"task.toml": toml, "instruction.md": b"Do it.", **initial})),
-        grader_bundle=blobs.put("grader", tar({"task.toml": toml, "tests/test.sh": test, "tests/expected": b"secret"})),
+        grader_bundle=blobs.put(
+            "grader", tar({"task.toml": toml, "tests/test.sh": test, "tests/expected": b"secret", **(tests or {})})
+        ),
         trusted=trusted,
         sandbox=kind,
     )

@@ -78,6 +78,22 @@ ls /logs/verifier
     assert (scored.scores, scored.cause) == ({}, "reward_missing")
 
 
+async def test_a_grader_imports_nothing_of_the_workspace(score):
+    script = b"python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || exit 0; python3 -c 'import evil'; " + PASSES
+    scored = await score(script, {"evil.py": b"print('ran')"}, toml=OUT)
+    if scored.cause:
+        pytest.skip("no python3 of 3.11 or later in the sandbox")
+    assert scored.evidence["stdout"] == ""
+    assert "ModuleNotFoundError" in scored.evidence["stderr"]
+
+
+async def test_a_path_of_the_tasks_own_comes_after_ours(score):
+    toml = OUT + b"env = {PATH = '/usr/bin:/bin:/mine'}\n"
+    scored = await score(b"candidate true && echo $PATH; " + PASSES, {}, toml=toml)
+    assert scored.evidence["stdout"].strip().endswith("/usr/bin:/bin:/mine")
+    assert scored.evidence["candidate"]["calls"] == 1
+
+
 async def test_a_fault_of_the_second_sandbox_is_ours(blobs, kind, tmp_path, monkeypatch):
     sandbox = BubblewrapSandbox if kind == "bubblewrap" else ProcessSandbox
     upload, uploads = sandbox.upload, []
@@ -171,7 +187,6 @@ async def test_where_nothing_isolates_a_score_says_so(score, kind):
 
 
 UNIT = b"""
-cat > /tmp/test_it.$$.py <<'END'
 import sys, unittest
 sys.path.insert(0, "/workspace")
 import solution
@@ -179,16 +194,22 @@ class It(unittest.TestCase):
     def test_it(self):
         self.assertEqual(solution.value, 1)
 unittest.main()
-END
-LOGS=/logs/verifier python3 /tmp/test_it.$$.py"""
+"""
+SCRIPT = b"""
+import sys
+sys.path.insert(0, "/workspace")
+import solution
+sys.exit(solution.value != 1)
+"""
 
 
 @pytest.fixture
 async def unit_tested(score):
     """Scores a ``solution.py`` by unittest, in process."""
 
-    async def run(solution):
-        scored = await score(UNIT + REWARD, {"solution.py": solution})
+    async def run(solution, script=UNIT):
+        test = b"LOGS=/logs/verifier python3 /tests/test_it.py"
+        scored = await score(test + REWARD, {"solution.py": solution}, tests={"tests/test_it.py": script})
         if "python3: not found" in scored.evidence["stderr"] or "python3: command not found" in scored.evidence["stderr"]:
             pytest.skip("no python3 in the sandbox")
         return scored
@@ -219,3 +240,13 @@ async def test_tampering_is_a_zero_that_says_why(unit_tested, solution, seen):
     assert (forged.scores, forged.cause) == ({"reward": 0.0}, None)
     assert forged.evidence["tampered"]
     assert [each["kind"] for each in forged.evidence["findings"] if each["tampering"]] == [seen]
+
+
+async def test_a_script_of_the_tests_is_seen_to_its_end(unit_tested):
+    honest = await unit_tested(b"import atexit; value = 1; atexit.register(print, 'bye')", SCRIPT)
+    assert (honest.scores, honest.evidence["findings"]) == ({"reward": 1.0}, [])
+    wrong = await unit_tested(b"value = 2", SCRIPT)
+    assert (wrong.scores, wrong.evidence["findings"]) == ({"reward": 0.0}, [])
+    for evil in (b"import os; os._exit(0)", b"import atexit, os; value = 2; atexit.register(os._exit, 0)"):
+        forged = await unit_tested(evil, SCRIPT)
+        assert (forged.scores, [each["kind"] for each in forged.evidence["findings"]]) == ({"reward": 0.0}, ["ended_early"])

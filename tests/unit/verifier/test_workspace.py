@@ -16,8 +16,9 @@ def contents(files, links=()):
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         for name, text in files.items():
             info = tarfile.TarInfo(name)
-            info.size, info.mode = len(text), 0o755
-            archive.addfile(info, io.BytesIO(text.encode()))
+            content = text.encode()
+            info.size, info.mode = len(content), 0o755
+            archive.addfile(info, io.BytesIO(content))
         for name, target in links:
             info = tarfile.TarInfo(name)
             info.type, info.linkname = tarfile.SYMTYPE, target
