@@ -76,7 +76,10 @@ class RolloutFinished(Base, tag="RolloutFinished", frozen=True, kw_only=True):
 
 
 class RolloutScored(Base, tag="RolloutScored", frozen=True, kw_only=True):
-    """Event of a verifier: scores in [0, 1] by name (``reward`` is the task's own), or the fault that prevented them."""
+    """Event of a verifier: scores in [0, 1] by name (``reward`` is the task's own), or the fault that prevented them.
+
+    ``regrade``: the order's, where the snapshot was graded again.
+    """
 
     rollout_id: str
     attempt: int
@@ -85,6 +88,7 @@ class RolloutScored(Base, tag="RolloutScored", frozen=True, kw_only=True):
     detail: str = ""
     evidence: dict[str, Any] = {}
     seconds: float = 0.0
+    regrade: str | None = None
 
 
 class GroupClosed(Base, tag="GroupClosed", frozen=True, kw_only=True):

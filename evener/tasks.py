@@ -170,14 +170,19 @@ def read_toml(path: Path) -> TaskToml:
 
 def read_tasks(folder: Path) -> list[Task]:
     """All tasks below ``folder`` (or the one that it is), in the order of their names. Raises InputError."""
+    return [read_task(child) for child in task_folders(folder)]
+
+
+def task_folders(folder: Path) -> list[Path]:
+    """The task directories below ``folder`` (or itself, where it is one), in the order of their names. Raises InputError."""
     if (folder / "task.toml").exists():
-        return [read_task(folder)]
+        return [folder]
     if not folder.is_dir():
         raise InputError("task_invalid", f"{folder}: is not a folder of tasks")
-    tasks = [read_task(child) for child in sorted(folder.iterdir()) if child.is_dir() and child.name[0] != "."]
-    if not tasks:
+    found = [child for child in sorted(folder.iterdir()) if child.is_dir() and child.name[0] != "."]
+    if not found:
         raise InputError("task_invalid", f"{folder}: holds no task directory")
-    return tasks
+    return found
 
 
 def agent_bundle(task: Task) -> bytes:

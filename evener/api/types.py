@@ -74,7 +74,8 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
 class ScoreOrder(msgspec.Struct, frozen=True, kw_only=True):
     """Answer to ``POST /v1/attempts/{session}/scoring``: blobs of a snapshot, of the agent side and of the grader side.
 
-    The command is issued again, to any verifier, where nobody has asked for ``again_s`` seconds.
+    The command is issued again, to any verifier, where nobody has asked for ``again_s`` seconds. ``regrade``: the snapshot has
+    its score already and is graded again under this id, which the report has to name.
     """
 
     session_id: str
@@ -85,6 +86,7 @@ class ScoreOrder(msgspec.Struct, frozen=True, kw_only=True):
     trusted: bool
     sandbox: Literal["auto", "bubblewrap", "docker", "process"]
     again_s: float = 60.0
+    regrade: str | None = None
 
 
 class LearnerLease(msgspec.Struct, frozen=True, kw_only=True):

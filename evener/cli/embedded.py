@@ -15,7 +15,7 @@ import sys
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
 import aiohttp
 from pydantic import SecretStr
@@ -24,7 +24,10 @@ from evener import log
 from evener.blobs import Blobs
 from evener.bus import Bus, MemoryBus
 from evener.errors import InfraError, InputError
+from evener.messages import RolloutScored
+from evener.sandbox import ExecResult
 from evener.settings import Settings
+from evener.tasks import Task
 
 _log = log.get("stack")
 
@@ -122,18 +125,34 @@ async def _services(stack: Stack) -> None:
 @contextlib.asynccontextmanager
 async def ledger_only(settings: Settings) -> AsyncGenerator[Settings]:
     """The API over the ledger of the data folder, with no worker beside it: for commands that only read."""
+    async with _at_rest(settings, "none") as stack:
+        yield stack.settings
+
+
+@contextlib.asynccontextmanager
+async def regrading(settings: Settings) -> AsyncGenerator[Stack]:
+    """The same with a verifier, for what is to be graded again: nothing else of a run goes on."""
+    from evener_verifier import service as verifier
+
+    with _locked(settings.data):
+        async with _at_rest(settings, "regrades") as stack:
+            own = stack.settings
+            stack.start("verifier", verifier.serve(own, stack.bus, stack.blobs, stop=stack.stop, name="verifier"))
+            yield stack
+
+
+@contextlib.asynccontextmanager
+async def _at_rest(settings: Settings, work: Literal["regrades", "none"]) -> AsyncGenerator[Stack]:
     from evener_orchestrator import service as orchestrator
 
     ready = asyncio.Event()
     settings = _with_secrets(settings).model_copy(update={"api_port": free_port()})
     stack = Stack(settings, asyncio.Event())
-    service = orchestrator.serve(
-        settings, stack.bus, _fakeredis(), stack.blobs, stop=stack.closing, ready=ready, read_only=True
-    )
+    service = orchestrator.serve(settings, stack.bus, _fakeredis(), stack.blobs, stop=stack.closing, ready=ready, work=work)
     task = stack.start("orchestrator", service)
     try:
         await stack.started(task, ready)
-        yield settings
+        yield stack
     finally:
         await _drain(stack)
 
@@ -297,6 +316,15 @@ def harness_installed(settings: Settings, name: str) -> bool:
     from evener_runner.install import installed
 
     return installed(harnesses()[name], settings.cache)
+
+
+async def check_task(
+    task: Task, blobs: Blobs, sandboxes: Path, settings: Settings
+) -> tuple[RolloutScored, RolloutScored, ExecResult | None]:
+    """The scores of a task's solution and of its untouched workspace, and how the solution ended (`evener_verifier.oracle`)."""
+    from evener_verifier import oracle
+
+    return await oracle.check(task, blobs, sandboxes, host=settings.sandbox, root=settings.grader_root)
 
 
 async def install_harness(settings: Settings, name: str, say: Callable[[str], None]) -> None:

@@ -14,7 +14,7 @@ from evener import log, settings
 from evener.api import ApiClient, Refused
 from evener.blobs import Blobs
 from evener.catalogue import CATALOGUE
-from evener.cli import dead, embedded, sql
+from evener.cli import dead, embedded, regrade, sql, tasks
 from evener.cli import doctor as doctor_
 from evener.cli import run as run_
 from evener.cli import serve as serve_
@@ -23,14 +23,18 @@ from evener.cli.output import cell, err, out, print_json, print_table
 from evener.cli.scores import print_scores
 from evener.cli.trace import print_trace, token_decoder
 from evener.errors import EvenerError, InputError
-from evener.tasks import read_tasks
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 runs = typer.Typer(no_args_is_help=True, help="Runs: ls, show, pause, resume, cancel.")
-rollouts = typer.Typer(no_args_is_help=True, help="Rollouts: ls, show.")
-tasks = typer.Typer(no_args_is_help=True, help="Tasks: ls, show.")
+rollouts = typer.Typer(no_args_is_help=True, help="Rollouts: ls, show, regrade.")
 harnesses = typer.Typer(no_args_is_help=True, help="Harnesses: ls, install.")
-for _group, _name in ((runs, "runs"), (rollouts, "rollouts"), (tasks, "tasks"), (harnesses, "harnesses"), (dead.app, "dead")):
+for _group, _name in (
+    (runs, "runs"),
+    (rollouts, "rollouts"),
+    (tasks.app, "tasks"),
+    (harnesses, "harnesses"),
+    (dead.app, "dead"),
+):
     app.add_typer(_group, name=_name)
 
 Json = Annotated[bool, typer.Option("--json", help="Print the JSON document.")]
@@ -268,9 +272,9 @@ def rollouts_show(
         print_json(document)
         return
     for name, value in document.items():
-        if name not in ("trace", "sequences", "logs", "weights", "scores"):
+        if name not in ("trace", "sequences", "logs", "weights", "scores", "regrades"):
             out.print(f"{name:<15} {cell(value)}", soft_wrap=True)
-    print_scores(document["scores"])
+    print_scores([*document["scores"], *document["regrades"]])
     if logs:
         out.rule("logs", align="left")
         out.print(document["logs"], markup=False)
@@ -279,30 +283,18 @@ def rollouts_show(
         print_trace(document["trace"], document["sequences"], decode)
 
 
-@tasks.command("ls")
-def tasks_ls(folder: Annotated[Path, typer.Argument(help="A folder of task directories.")], as_json: Json = False) -> None:
-    """Read all tasks below a folder, and say which one is malformed."""
-    rows = [{"id": task.id, "family": task.family, "instruction": task.instruction.strip()} for task in read_tasks(folder)]
-    print_json(rows) if as_json else print_table(rows, ["id", "family", "instruction"])
-
-
-@tasks.command("show")
-def tasks_show(folder: Annotated[Path, typer.Argument(help="A task directory.")], as_json: Json = False) -> None:
-    """One task: instruction, limits, files."""
-    task = read_tasks(folder)[0]
-    files = [str(p.relative_to(task.folder)) for p in sorted(task.folder.rglob("*")) if p.is_file()]
-    document = {
-        "id": task.id,
-        "family": task.family,
-        "instruction": task.instruction,
-        "files": files,
-        "task.toml": task.toml.model_dump(mode="json"),
-    }
-    if as_json:
-        print_json(document)
-        return
-    for name, value in document.items():
-        out.print(f"{name:<15} {cell(value)}", soft_wrap=True)
+@rollouts.command("regrade")
+def rollouts_regrade(
+    which: Annotated[str, typer.Argument(help="A rollout, a group or a run: an id or a unique suffix; `latest`: the rollout.")],
+    as_json: Json = False,
+) -> None:
+    """Grade stored snapshots again with the current verifier; the scores that counted stay as they are."""
+    here = settings.load()
+    if here.data.exists():
+        _log_to_folder(here)
+    document = _asyncio(regrade.regrade(here, which, err))
+    print_json(document) if as_json else regrade.show(document)
+    raise typer.Exit(1 if regrade.failed(document) else 0)
 
 
 @harnesses.command("ls")

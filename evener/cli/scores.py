@@ -1,6 +1,7 @@
 """What a verifier saw, as `evener rollouts show` tells it: the score, how far it can be trusted, and the evidence.
 
-The documents are those of ``/v1/rollouts/{id}``; an evidence of an older version lacks some of its parts.
+The documents are those of ``/v1/rollouts/{id}``: its scores, then what was graded again. An evidence of an older version lacks
+some of its parts.
 """
 
 from typing import Any
@@ -14,7 +15,8 @@ def print_scores(scores: list[dict[str, Any]]) -> None:
     """Print each score with its evidence."""
     for score in scores:
         evidence = score["evidence"]
-        out.rule(f"score of {score['attempt_id']}", align="left")
+        again = f", graded again: {score['ended_at'] or 'waits for a verifier'}" if "ended_at" in score else ""
+        out.rule(f"score of {score['attempt_id']}{again}", align="left")
         _line("scores", score["scores"])
         if score["cause"]:
             _line("fault", f"{score['cause']}: {score['detail']}")

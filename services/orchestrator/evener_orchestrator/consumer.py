@@ -25,7 +25,7 @@ from evener.messages import (
     StepFinished,
 )
 from evener_orchestrator.context import Context
-from evener_orchestrator.ledger import attempts, scores, steps, versions
+from evener_orchestrator.ledger import attempts, regrades, scores, steps, versions
 from evener_orchestrator.ledger.conflict import Conflict
 from evener_orchestrator.ledger.faults import is_down
 
@@ -78,8 +78,10 @@ async def apply(context: Context, message: Message) -> None:
     match message:
         case RolloutFinished():
             await _rollout_finished(context, message)
-        case RolloutScored():
+        case RolloutScored(regrade=None):
             await write(lambda tx: scores.record(tx, message))
+        case RolloutScored():
+            await write(lambda tx: regrades.record(tx, message))
         case GroupClosed():
             await write(lambda tx: steps.group_closed(tx, message))
         case StepFinished():

@@ -15,6 +15,7 @@ from evener import log
 from evener_orchestrator import planner
 from evener_orchestrator.consumer import consume
 from evener_orchestrator.context import Context
+from evener_orchestrator.ledger import regrades
 from evener_orchestrator.ledger.attempts import expire
 from evener_orchestrator.ledger.models import Run
 from evener_orchestrator.ledger.reissue import REISSUE_S, reissue
@@ -55,6 +56,14 @@ async def run_loops(context: Context) -> None:
         loops.create_task(_every("leases", lambda: expire_leases(context), min(2.0, lease_s / 4)))
 
 
+async def run_regrading(context: Context) -> None:
+    """Run what regrades need, until cancelled: nothing of a run is planned, dispatched or ended meanwhile."""
+    await issue_regrades_again(context, age_s=0.0)
+    async with asyncio.TaskGroup() as loops:
+        loops.create_task(_supervise("events", lambda: consume(context)))
+        loops.create_task(_every("outbox", lambda: drain_outbox(context), 1.0, context.outbox))
+
+
 async def plan(context: Context) -> None:
     """Advance every run that is running."""
     await asyncio.sleep(GATHER_S)
@@ -90,8 +99,14 @@ async def expire_leases(context: Context) -> None:
 async def issue_again(context: Context, *, age_s: float) -> None:
     """Issue the commands that had no effect for ``age_s`` seconds."""
     number = await context.ledger.write(lambda tx: reissue(tx, before=tx.now - timedelta(seconds=age_s)))
+    number += await issue_regrades_again(context, age_s=age_s)
     if number:
         _log.info("reissued", commands=number)
+
+
+async def issue_regrades_again(context: Context, *, age_s: float) -> int:
+    """The same for regrades alone; the number of commands."""
+    return await context.ledger.write(lambda tx: regrades.reissue(tx, before=tx.now - timedelta(seconds=age_s)))
 
 
 async def _every(name: str, work: Callable[[], Awaitable[None]], period_s: float, wake: asyncio.Event | None = None) -> None:

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Generator
+from typing import Literal
 
 import uvicorn
 
@@ -15,7 +16,10 @@ from evener.errors import InputError
 from evener_orchestrator.api.app import create_app
 from evener_orchestrator.context import Context
 from evener_orchestrator.ledger.migrate import migrate
-from evener_orchestrator.loops import run_loops
+from evener_orchestrator.loops import run_loops, run_regrading
+
+Work = Literal["all", "regrades", "none"]
+"""What is done beside the API: all there is, what grades snapshots again, or nothing, for those who only read."""
 
 _log = log.get("orchestrator")
 
@@ -28,8 +32,8 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def run(context: Context, *, stop: asyncio.Event, ready: asyncio.Event, read_only: bool = False) -> None:
-    """Serve until ``stop`` is set; ``read_only``: the API alone. Raises InputError where the port is taken or a token lacks."""
+async def run(context: Context, *, stop: asyncio.Event, ready: asyncio.Event, work: Work = "all") -> None:
+    """Serve until ``stop`` is set. Raises InputError where the port is taken or a token lacks."""
     settings = context.settings
     if not settings.api_token.get_secret_value():
         raise InputError("settings_invalid", "EVENER_API_TOKEN: is empty")
@@ -42,7 +46,7 @@ async def run(context: Context, *, stop: asyncio.Event, ready: asyncio.Event, re
             )
         )
         http = asyncio.create_task(server.serve(sockets=[listener]))
-        loops = asyncio.create_task(stop.wait() if read_only else run_loops(context))
+        loops = asyncio.create_task(_loops(context, work, stop))
         stopping = asyncio.create_task(stop.wait())
         ready.set()
         _log.info("serving", port=settings.api_port)
@@ -57,6 +61,16 @@ async def run(context: Context, *, stop: asyncio.Event, ready: asyncio.Event, re
     finally:
         listener.close()
         await context.ledger.close()
+
+
+async def _loops(context: Context, work: Work, stop: asyncio.Event) -> None:
+    match work:
+        case "all":
+            await run_loops(context)
+        case "regrades":
+            await run_regrading(context)
+        case "none":
+            await stop.wait()
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -21,7 +21,7 @@ from evener_orchestrator.api.health import ping
 from evener_orchestrator.archive import Archiver
 from evener_orchestrator.context import Context
 from evener_orchestrator.ledger import Ledger
-from evener_orchestrator.orchestrator import run
+from evener_orchestrator.orchestrator import Work, run
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -35,16 +35,16 @@ async def serve(
     *,
     stop: asyncio.Event,
     ready: asyncio.Event,
-    read_only: bool = False,
+    work: Work = "all",
 ) -> None:
-    """Serve until ``stop`` is set; ``read_only``: the API over the ledger as it is, without planner, events and outbox.
+    """Serve until ``stop`` is set.
 
     Raises InputError where the API's port is taken or the token is missing.
     """
     async with ProxyAdmin(settings.admin, settings.admin_token.get_secret_value()) as sessions:
         archiver = Archiver(TraceStore(redis))
         context = Context(settings, bus, blobs, archiver, sessions, ping_redis=redis.ping)
-        await run(context, stop=stop, ready=ready, read_only=read_only)
+        await run(context, stop=stop, ready=ready, work=work)
 
 
 @contextlib.asynccontextmanager

@@ -1,13 +1,13 @@
-"""Under the ``process`` sandbox the folders of the Harbor format are elsewhere: the tests' own words are made to say where.
+"""Under the ``process`` sandbox the folders of the Harbor format are elsewhere: their own words are made to say where.
 
-Only for tests of the user's own, which are text. Called by the verifier.
+Only for the user's own tests and solutions, which are text. Called by the verifier and by `oracle`.
 """
 
 import re
 from collections.abc import Callable
 from pathlib import Path
 
-_PLACES = re.compile(rb"(?<![\w./-])/(?:logs/verifier|tests|workspace|home/agent)(?![\w.-])")
+_PLACES = re.compile(rb"(?<![\w./-])/(?:logs/verifier|tests|solution|workspace|home/agent)(?![\w.-])")
 
 
 def rewrite(folder: Path, locate: Callable[[str], str]) -> None:

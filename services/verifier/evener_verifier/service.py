@@ -6,6 +6,8 @@ Called by ``evener serve verifier`` and by the embedded stack, with resources th
 import asyncio
 import contextlib
 
+from msgspec.structs import replace
+
 from evener import log
 from evener.api import ApiClient, Refused, ScoreOrder
 from evener.blobs import Blobs
@@ -117,7 +119,7 @@ class _Slot:
             await delivery.hand_back()
             return
         async with self._hearts.beating(order):
-            scored = await self._scored(order, message)
+            scored = replace(await self._scored(order, message), regrade=order.regrade)
             await publish_patiently(self._bus, scored)
         await delivery.ack()
         self._counts.add("verifier_scored", cause=scored.cause or "")

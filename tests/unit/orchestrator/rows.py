@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime, timedelta
 
-from evener_orchestrator.ledger.models import Attempt, Group, Rollout, Run, Task
+from evener_orchestrator.ledger.models import Attempt, Group, Rollout, Run, Score, Task
 from evener_orchestrator.states import GroupState, RolloutState, RunState
 from tests.unit.orchestrator.world import run_file
 
@@ -31,6 +31,11 @@ def a_rollout(rollout, group, run="r", **changes):
 
 def an_attempt(rollout, number=1, **changes):
     return Attempt(**{"id": f"{rollout}.{number}", "rollout_id": rollout, "number": number, "created_at": NOW} | changes)
+
+
+def a_score(rollout, score, number=1, **changes):
+    given = {"attempt_id": f"{rollout}.{number}", "rollout_id": rollout, "score": score, "scores": {"reward": score}}
+    return Score(**given | {"evidence": {}, "seconds": 1.0, "created_at": NOW} | changes)
 
 
 async def write(ledger, *layers):

@@ -16,9 +16,7 @@ async def test_it_serves_until_it_is_stopped(tmp_path):
     settings = Settings(data=tmp_path, api_port=free_port(), api_token=TOKEN, admin_token=TOKEN)
     stop, ready = asyncio.Event(), asyncio.Event()
     redis = fakeredis.FakeAsyncRedis(server=fakeredis.FakeServer())
-    service = asyncio.create_task(
-        serve(settings, MemoryBus(), redis, Blobs(settings.blobs), stop=stop, ready=ready, read_only=False)
-    )
+    service = asyncio.create_task(serve(settings, MemoryBus(), redis, Blobs(settings.blobs), stop=stop, ready=ready))
     async with asyncio.timeout(20), aiohttp.ClientSession(settings.api) as http:
         await ready.wait()
         reply = await http.get("/readyz")

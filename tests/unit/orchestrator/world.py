@@ -270,7 +270,7 @@ async def verifier(world: World) -> None:
             command = delivery.message
             session = session_id(command.rollout_id, command.attempt)
             try:
-                await api.scoring(session)
+                order = await api.scoring(session)
             except (Refused, InfraError):
                 await delivery.ack()
                 continue
@@ -278,6 +278,7 @@ async def verifier(world: World) -> None:
                 rollout_id=command.rollout_id,
                 attempt=command.attempt,
                 scores={"reward": world.scores.get(session, 0.0)},
+                regrade=order.regrade,
                 evidence={"tier": "in_process", "tampered": False},
             )
             for each in world.scored(event):

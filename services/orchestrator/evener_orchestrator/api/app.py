@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
 from evener.errors import EvenerError, InputError
-from evener_orchestrator.api import attempts, events, groups, health, policies, rollouts, runs, tasks
+from evener_orchestrator.api import attempts, events, groups, health, policies, regrades, rollouts, runs, tasks
 from evener_orchestrator.api.auth import BearerAuth
 from evener_orchestrator.context import Context
 from evener_orchestrator.ledger.conflict import Conflict
@@ -24,7 +24,7 @@ def create_app(context: Context) -> ASGIApp:
     """The API over ``context``."""
     app = FastAPI(title="Evener", description="Plans rollouts, keeps the ledger.", redoc_url=None)
     app.state.context = context
-    for module in (runs, groups, rollouts, attempts, policies, tasks, events, health):
+    for module in (runs, groups, rollouts, regrades, attempts, policies, tasks, events, health):
         app.include_router(module.router)
     app.add_exception_handler(RequestValidationError, _malformed)
     app.add_exception_handler(Conflict, _conflict)

@@ -4,7 +4,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from evener_orchestrator.api.wire import Shared, as_json, read_json
-from evener_orchestrator.ledger import attempts, scores
+from evener_orchestrator.ledger import attempts, regrades
 
 router = APIRouter(prefix="/v1/attempts/{session}", tags=["attempts"])
 
@@ -40,4 +40,4 @@ async def heartbeat(session: str, request: Request, shared: Shared) -> Response:
 @router.post("/scoring")
 async def scoring(session: str, shared: Shared) -> Response:
     """What a verifier is to score, or still scores; 409 where the attempt is past scoring."""
-    return as_json(await shared.ledger.write(lambda tx: scores.order(tx, session)))
+    return as_json(await shared.ledger.write(lambda tx: regrades.order(tx, session)))

@@ -13,7 +13,7 @@ from evener_orchestrator.api.wire import Shared, as_json, columns
 from evener_orchestrator.context import Context
 from evener_orchestrator.ledger.find import find
 from evener_orchestrator.ledger.groups import spread
-from evener_orchestrator.ledger.models import Attempt, Call, Group, Rollout, Run, Score, Sequence, SystemText, Task
+from evener_orchestrator.ledger.models import Attempt, Call, Group, Regrade, Rollout, Run, Score, Sequence, SystemText, Task
 from evener_orchestrator.states import GroupState
 
 router = APIRouter(prefix="/v1/rollouts", tags=["rollouts"])
@@ -26,6 +26,7 @@ ATTEMPT = (
     "number", "runner", "outcome", "cause", "detail", "exit_code", "sandbox", "harness_version", "snapshot", "logs",
     "sealed", "created_at", "claimed_at", "started_at", "ended_at",
 )  # fmt: skip
+SCORE = ("attempt_id", "score", "scores", "evidence", "cause", "detail", "seconds")
 CALL = (
     "number", "parent_id", "prompt_tokens", "version_dispatch", "version_completion", "request", "reply", "dialect",
     "delivered", "level", "engine", "started_at", "ended_at",
@@ -59,21 +60,20 @@ async def listing(shared: Shared, run: str = "latest", outcome: str | None = Non
 
 @router.get("/{rollout}")
 async def show(rollout: str, shared: Shared) -> Response:
-    """A rollout with its attempts and its scores."""
+    """A rollout with its attempts, its scores, and those of snapshots that were graded again."""
     async with shared.ledger.read() as session:
         row = await find(session, Rollout, rollout)
         group = await session.get_one(Group, row.group_id)
         task = await session.get_one(Task, group.task_digest)
         attempts = await session.scalars(select(Attempt).where(Attempt.rollout_id == row.id).order_by(Attempt.number))
         scores = await session.scalars(select(Score).where(Score.rollout_id == row.id))
+        regrades = await session.scalars(select(Regrade).where(Regrade.rollout_id == row.id).order_by(Regrade.id))
         return as_json(
             {
                 **_shown(row, group, task),
                 "attempts": [{"session_id": each.id, **columns(each, ATTEMPT)} for each in attempts],
-                "scores": [
-                    columns(each, ("attempt_id", "score", "scores", "evidence", "cause", "detail", "seconds"))
-                    for each in scores
-                ],
+                "scores": [columns(each, SCORE) for each in scores],
+                "regrades": [columns(each, (*SCORE, "created_at", "ended_at")) for each in regrades],
             }
         )
 

@@ -276,6 +276,29 @@ class Score(Base):
     created_at: Mapped[datetime] = mapped_column(comment="when it was recorded")
 
 
+class Regrade(Base):
+    """What the verifier said when an attempt's snapshot was graded again."""
+
+    __tablename__ = "regrades"
+    __table_args__ = ({"comment": "Snapshots graded again; nothing was trained on these scores"},)
+
+    id: Mapped[str] = mapped_column(String(36), primary_key=True, comment="UUIDv7")
+    attempt_id: Mapped[str] = mapped_column(
+        ForeignKey("attempts.id"), index=True, comment="the attempt that left the snapshot; its scores row is what counted"
+    )
+    rollout_id: Mapped[str] = mapped_column(ForeignKey("rollouts.id"), index=True, comment="its rollout")
+    score: Mapped[float | None] = mapped_column(comment="the task's own reward; null until then, or where a fault prevented it")
+    scores: Mapped[Json] = mapped_column(comment="every named score")
+    evidence: Mapped[Json] = mapped_column(comment="what the verifier saw")
+    cause: Mapped[str | None] = mapped_column(String(64), comment="name of the fault that prevented a score")
+    detail: Mapped[str] = mapped_column(Text, default="", comment="what the fault said")
+    seconds: Mapped[float | None] = mapped_column(comment="how long the scoring took")
+    scorings: Mapped[int] = mapped_column(default=0, comment="how often its scoring failed through a fault of ours")
+    issued_at: Mapped[datetime] = mapped_column(comment="when its command was last sent, or a verifier last heard of")
+    created_at: Mapped[datetime] = mapped_column(comment="when it was asked for")
+    ended_at: Mapped[datetime | None] = mapped_column(comment="when it was graded; null while it waits")
+
+
 class PolicyVersion(Base):
     """One publication of a policy."""
 

@@ -36,7 +36,7 @@ async def reissue(tx: Transaction, *, before: datetime, run_id: str | None = Non
     number = 0
     for rollout, attempt, purpose in await _waiting_rollouts(tx, runs, before):
         since = attempt.created_at if rollout.state is RolloutState.QUEUED else attempt.ended_at
-        if not (everything or _due(tx.now, since, rollout.issued_at)):
+        if not (everything or due(tx.now, since, rollout.issued_at)):
             continue
         number += 1
         if rollout.state is RolloutState.ARCHIVED:
@@ -48,13 +48,13 @@ async def reissue(tx: Transaction, *, before: datetime, run_id: str | None = Non
             priority=EVAL_PRIORITY if purpose == "eval" else 0,
         )
     for group, run in await _waiting_groups(tx, runs, before):
-        if everything or _due(tx.now, group.closed_at, group.issued_at):
+        if everything or due(tx.now, group.closed_at, group.issued_at):
             number += 1
             issue(tx, run, group)
     return number
 
 
-def _due(now: datetime, since: datetime | None, issued: datetime | None) -> bool:
+def due(now: datetime, since: datetime | None, issued: datetime | None) -> bool:
     """Whether as much time has gone by since the last issue as before it."""
     if since is None or issued is None:
         return True

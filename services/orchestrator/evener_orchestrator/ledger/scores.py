@@ -35,9 +35,14 @@ async def order(tx: Transaction, session: str) -> ScoreOrder:
     held = await hold(tx, session)
     _awaiting(held, session)
     held.rollout.issued_at = tx.now
+    return await order_of(tx, held)
+
+
+async def order_of(tx: Transaction, held: Held, *, regrade: str | None = None) -> ScoreOrder:
+    """The order to score the snapshot of a locked attempt."""
     task = await tx.session.get_one(Task, held.group.task_digest)
     return ScoreOrder(
-        session_id=session,
+        session_id=held.attempt.id,
         task_id=task.task_id,
         snapshot=held.attempt.snapshot or "",
         agent_bundle=task.agent_bundle,
@@ -45,6 +50,7 @@ async def order(tx: Transaction, session: str) -> ScoreOrder:
         trusted=held.run.trusted,
         sandbox=RunFile.model_validate(held.run.file).rollouts.sandbox,
         again_s=REISSUE_S,
+        regrade=regrade,
     )
 
 
@@ -53,7 +59,7 @@ async def record(tx: Transaction, message: RolloutScored) -> None:
     session = session_id(message.rollout_id, message.attempt)
     held = await hold(tx, session)
     _awaiting(held, session)
-    cause, detail = _fault(message)
+    cause, detail = fault(message)
     detail = storable(detail)
     if cause is None:
         await _grade(tx, held, message)
@@ -71,7 +77,8 @@ async def record(tx: Transaction, message: RolloutScored) -> None:
             await _fail(tx, held, Outcome.INFRA_ERROR, cause, detail)
 
 
-def _fault(message: RolloutScored) -> tuple[str | None, str]:
+def fault(message: RolloutScored) -> tuple[str | None, str]:
+    """Cause and detail of what prevented a score; None where the answer is one."""
     if message.cause is not None:
         known = message.cause in CAUSES
         return (message.cause, message.detail) if known else ("verifier_failed", f"{message.cause}: {message.detail}")
@@ -125,7 +132,12 @@ async def _store(
     )
 
 
-def _awaiting(held: Held, session: str) -> None:
+def awaits(held: Held) -> bool:
+    """Whether the attempt's own score is still to come."""
     past = held.attempt.number != held.rollout.attempt or held.rollout.state is not RolloutState.ARCHIVED
-    if past or held.rollout.outcome is not None:
+    return not past and held.rollout.outcome is None
+
+
+def _awaiting(held: Held, session: str) -> None:
+    if not awaits(held):
         raise Conflict(f"attempt {session} is past scoring")

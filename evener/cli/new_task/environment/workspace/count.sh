@@ -1,0 +1,3 @@
+#!/bin/sh
+# Print how many words the standard input has.
+wc -l

@@ -1,0 +1,132 @@
+"""A task's own solution leaves a snapshot by the way that a rollout takes, and so does an agent that does nothing.
+
+The sandbox, the archive of its workspace and the verifier are those of a rollout; only the agent is another: ``solution/`` at
+``/solution``, whose ``solve.sh`` runs in the pristine workspace. What comes out is the score of each. Called by
+`evener tasks check`.
+"""
+
+import asyncio
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from evener.api import ScoreOrder
+from evener.archive import tar_of_folder
+from evener.blobs import Blobs
+from evener.errors import InfraError, TaskError
+from evener.ids import new_id, parse_session_id, session_id
+from evener.messages import RolloutScored
+from evener.sandbox import WORKSPACE, ExecResult, Folder, Mount, Sandbox, SandboxSpec, choose, create
+from evener.sandbox.initial import lay_out, limits_of
+from evener.settings import SandboxKind
+from evener.tasks import Task, agent_bundle, grader_bundle, unpack
+from evener_verifier import relocate
+from evener_verifier.verifier import score
+
+SOLUTION = "/solution"
+SOLVE = "solve.sh"
+SOLVE_S = 600.0
+"""How long a solution may take where the task does not limit its agent."""
+_TTL_S = 24 * 3600.0
+"""How long a sandbox's folder may stand, for the reaper of another host."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Bench:
+    """Where tasks are tried: a store in place of a stack's, a folder for sandboxes, and what this host's verifiers are told."""
+
+    blobs: Blobs
+    sandboxes: Path
+    host: SandboxKind
+    root: Path | None
+
+
+class Checked(NamedTuple):
+    """The score of both workspaces, and how the solution ended (None: it was not started)."""
+
+    solution: RolloutScored
+    untouched: RolloutScored
+    solved: ExecResult | None
+
+
+async def check(task: Task, blobs: Blobs, sandboxes: Path, *, host: SandboxKind = "auto", root: Path | None = None) -> Checked:
+    """Score the workspace that the solution leaves, and the untouched one. The task counts as the user's own.
+
+    ``host``, ``root``: see `verifier.score`. Faults of the task and of ours are causes in the reports. Raises InputError where
+    one of its files cannot be bundled, or where the sandbox that ``host`` names does not work here.
+    """
+    bench = _Bench(blobs, sandboxes, host, root)
+    order = await asyncio.to_thread(_order, task, bench.blobs)
+    solution, solved = await _score(task, bench, order, solve=True)
+    untouched, _ = await _score(task, bench, order, solve=False)
+    return Checked(solution, untouched, solved)
+
+
+def _order(task: Task, blobs: Blobs) -> ScoreOrder:
+    """What a stack would ask of its verifier, but for session and snapshot."""
+    return ScoreOrder(
+        session_id="",
+        task_id=task.id,
+        snapshot="",
+        agent_bundle=blobs.put("agent", agent_bundle(task)),
+        grader_bundle=blobs.put("grader", grader_bundle(task)),
+        trusted=True,
+        sandbox="auto",
+    )
+
+
+async def _score(task: Task, bench: _Bench, order: ScoreOrder, *, solve: bool) -> tuple[RolloutScored, ExecResult | None]:
+    session = session_id(new_id(), 1)
+    try:
+        snapshot, solved = await _leave(task, bench, order, session, solve=solve)
+    except (TaskError, InfraError) as error:
+        rollout_id, attempt = parse_session_id(session)
+        return RolloutScored(rollout_id=rollout_id, attempt=attempt, cause=error.cause, detail=error.detail), None
+    order = replace(order, session_id=session, snapshot=snapshot)
+    return await score(order, bench.blobs, bench.sandboxes, host=bench.host, root=bench.root), solved
+
+
+async def _leave(task: Task, bench: _Bench, order: ScoreOrder, session: str, *, solve: bool) -> tuple[str, ExecResult | None]:
+    """Stand in for a rollout; the digest of the snapshot, and how the solution ended. Raises TaskError, InfraError."""
+    kind = await choose(order.sandbox, trusted=order.trusted, host=bench.host)
+    folder = Folder.make(bench.sandboxes, f"solve-{session}", ttl_s=_TTL_S)
+    try:
+        workspace = await asyncio.to_thread(_pristine, bench.blobs, order, folder.path)
+        solution = await asyncio.to_thread(_solution, bench.blobs, order, folder.path) if solve else None
+        mounts = () if solution is None else (Mount(solution, SOLUTION),)
+        sandbox = await create(kind, SandboxSpec(folder, mounts=mounts, limits=limits_of(task.toml)))
+        try:
+            await sandbox.upload(workspace, WORKSPACE)
+            solved = None if solution is None else await _solve(sandbox, solution, task.toml.agent.timeout_sec or SOLVE_S)
+            taken = await sandbox.snapshot(WORKSPACE)
+        finally:
+            await sandbox.destroy()
+    finally:
+        await asyncio.to_thread(folder.remove)
+    return await asyncio.to_thread(bench.blobs.put, "snapshots", taken.tar), solved
+
+
+def _pristine(blobs: Blobs, order: ScoreOrder, folder: Path) -> bytes:
+    """The workspace that an agent finds, as a tar file. Blocks. Raises TaskError ``task_setup``."""
+    unpack(blobs.get("agent", order.agent_bundle), folder / "task")
+    lay_out(folder / "task" / "environment", folder / "initial")
+    return tar_of_folder(folder / "initial")
+
+
+def _solution(blobs: Blobs, order: ScoreOrder, folder: Path) -> Path:
+    """The folder of the solution. Blocks. Raises TaskError ``task_setup``."""
+    unpack(blobs.get("grader", order.grader_bundle), folder / "grader")
+    solution = folder / "grader" / "solution"
+    if not (solution / SOLVE).is_file():
+        raise TaskError("task_setup", f"solution/{SOLVE} is missing")
+    return solution
+
+
+async def _solve(sandbox: Sandbox, solution: Path, timeout: float) -> ExecResult:
+    if sandbox.kind == "process":
+        await asyncio.to_thread(relocate.rewrite, solution, sandbox.locate)
+    shell = "bash" if shutil.which("bash") else "sh"
+    return await sandbox.exec([shell, sandbox.locate(f"{SOLUTION}/{SOLVE}")], timeout=timeout)
