@@ -38,9 +38,6 @@ KEPT = ROOT / "bench" / "results" / "load.json"
 STUCK_S = 300.0
 """Longest without a rollout's end."""
 
-REST_S = 60.0
-"""Longest until every session of a run that is over was released."""
-
 
 class Stuck(Exception):
     """The run does not go on."""
@@ -93,6 +90,7 @@ async def _measure(place: Place, asked: argparse.Namespace) -> dict[str, Any]:
         bus = connect(place.stack.amqp)
         exits.push_async_callback(bus.close)
         api = await exits.enter_async_context(ApiClient(place.url, place.token))
+        beats = await exits.enter_async_context(ApiClient(place.url, place.token))
         admin = await exits.enter_async_context(ProxyAdmin(place.admin_url, place.token))
         http = await exits.enter_async_context(
             aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=120))
@@ -100,6 +98,7 @@ async def _measure(place: Place, asked: argparse.Namespace) -> dict[str, Any]:
         workers = Workers(
             bus=bus,
             api=api,
+            beats=beats,
             admin=admin,
             http=http,
             proxy_url=place.proxy_url,
@@ -141,7 +140,8 @@ async def _until_over(api: ApiClient, watch: Watch, tasks: list[asyncio.Task[Non
                 task.result()
         if time.monotonic() - since > STUCK_S:
             raise Stuck(f"no rollout has ended for {STUCK_S:g} s; {done} have: {state['rollouts']}")
-        print(f"  {time.strftime('%H:%M:%S')} {done} rollouts, {watch.rows[-1]['at_work'] if watch.rows else 0} at work", flush=True)
+        at_work = watch.rows[-1]["at_work"] if watch.rows else 0
+        print(f"  {time.strftime('%H:%M:%S')} {done} rollouts, {at_work} at work", flush=True)
         await asyncio.sleep(2.0)
     if state["state"] != "done":
         raise Stuck(f"the run is {state['state']}: {state['reason']}")

@@ -28,8 +28,8 @@ class Learner:
 
     async def run(self) -> None:
         """Train until the last step, then wait to be cancelled."""
-        while (lease := await self.api.claim_policy(POLICY, learner="scripted")) is None:
-            await asyncio.sleep(0.1)
+        lease = await self.api.claim_policy(POLICY, learner="scripted")
+        assert lease is not None, "the run was submitted before"
         await self._serve(lease.version)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._beat(lease))

@@ -1,8 +1,8 @@
 """Scripted runners and verifiers: what the real ones say on bus, API and proxy, without sandboxes, agents and tests.
 
-An attempt claims, beats, opens a session, makes its calls with pauses between them, drains, seals and reports, in the
-order of `evener_runner.attempt`; a scoring asks for its order, and reports a random score. Each request's seconds are kept by
-name. Run by `bench.load`.
+An attempt claims, beats, waits for an engine, opens a session, makes its calls with pauses between them, drains, seals and
+reports, in the order of `evener_runner.attempt`; a scoring asks for its order, and reports a random score. Each request's
+seconds are kept by name. Run by `bench.load`.
 """
 
 import asyncio
@@ -49,10 +49,15 @@ class Times:
 
 @dataclass
 class Workers:
-    """Runners with ``slots`` slots together and verifiers, over one bus and one session of each client."""
+    """Runners with ``slots`` slots together and verifiers, over one bus.
+
+    Claims and orders, and heartbeats, have a client each: real runners have one of their own, and no heartbeat of theirs waits
+    for a hundred claims of others.
+    """
 
     bus: Bus
     api: ApiClient
+    beats: ApiClient
     admin: ProxyAdmin
     http: aiohttp.ClientSession
     proxy_url: str
@@ -111,6 +116,8 @@ class Workers:
 
     async def _work(self, lease: RolloutLease) -> RolloutFinished:
         started = time.time()
+        while await self.admin.problem(oldest_version=lease.oldest_version or 0):  # noqa: ASYNC110 - a service's word
+            await asyncio.sleep(1.0)
         with self.times.of("open"):
             key = await self.admin.open(_spec(lease))
         messages = [{"role": "user", "content": f"Do {lease.task_id}."}]
@@ -159,7 +166,7 @@ class Workers:
             await asyncio.sleep(lease.lease_s / 3)
             try:
                 with self.times.of("heartbeat"):
-                    await self.api.heartbeat(lease.session_id, lease=lease.lease)
+                    await self.beats.heartbeat(lease.session_id, lease=lease.lease)
             except (Refused, EvenerError) as error:
                 self.times.counts[f"heartbeat: {type(error).__name__}"] += 1
                 return

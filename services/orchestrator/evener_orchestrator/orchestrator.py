@@ -56,7 +56,7 @@ async def run(context: Context, *, stop: asyncio.Event, ready: asyncio.Event, re
             loops.result()
     finally:
         listener.close()
-        await context.ledger.close()
+        await context.close()
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -1,8 +1,8 @@
 """One attempt, from its lease to its last word: whatever happens, the agent is dead, its session sealed, its sandbox gone.
 
-Order: an engine with weights that are not too old, sandbox, session, agent; then drain, seal, kill, snapshot, report, destroy. The time limit seals before it kills, so that
-no call ends as lost. Where the lease is lost nothing is said: the ledger has gone on. Run by the runner, one task an attempt,
-while a `heart.Heart` beats for it.
+Order: an engine with weights that are not too old, sandbox, session, agent; then drain, seal, kill, snapshot, report, destroy.
+The time limit seals before it kills, so that no call ends as lost. Where the lease is lost nothing is said: the ledger has gone
+on. Run by the runner, one task an attempt, while a `heart.Heart` beats for it.
 """
 
 import asyncio
