@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from sqlalchemy import event
-from sqlalchemy.exc import DisconnectionError
+from sqlalchemy.exc import InvalidatePoolError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 IDLE_S = 1.0
@@ -16,7 +16,7 @@ _USED = "used"
 
 
 def ping_the_idle(engine: AsyncEngine) -> None:
-    """Let ``engine``'s pool replace connections that are dead after `IDLE_S` or more without use."""
+    """Let ``engine``'s pool replace its connections when one is dead that lay for `IDLE_S` or more."""
     dialect = engine.dialect
 
     def check(connection: Any, record: Any, _proxy: object) -> None:
@@ -25,9 +25,9 @@ def ping_the_idle(engine: AsyncEngine) -> None:
         try:
             alive = dialect.do_ping(connection)
         except dialect.loaded_dbapi.Error as error:
-            raise DisconnectionError(str(error)) from error
+            raise InvalidatePoolError(str(error)) from error
         if not alive:
-            raise DisconnectionError("no answer to a ping")
+            raise InvalidatePoolError("no answer to a ping")
 
     def note(_connection: object, record: Any) -> None:
         record.info[_USED] = time.monotonic()
