@@ -20,6 +20,9 @@ demo: setup ## the whole loop on this machine: evaluate, train, evaluate again
 # Each worker starts services of its own; those of the environment are one set for all tests.
 WORKERS := $(if $(EVENER_TEST_AMQP_URL)$(EVENER_TEST_REDIS_URL)$(EVENER_TEST_DATABASE_URL),0,2)
 
+# Threads of torch that wait for one another by spinning slow down all workers.
+test test-fast: export OMP_NUM_THREADS := 1
+
 test: setup-dev ## all tests
 	@$(V)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST)
 

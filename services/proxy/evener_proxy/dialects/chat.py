@@ -20,6 +20,7 @@ _FINISH = {"stop", "length", "tool_calls", "content_filter"}
 
 # A union of Raw and None is not a type that msgspec decodes, so that what is absent is an empty Raw.
 _ABSENT = msgspec.Raw()
+_ESCAPE = b"\\u00"  # a letter of a name may be written as an escape, which says the same
 _Int = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]  # what databases hold
 
 
@@ -63,6 +64,8 @@ class _Head(msgspec.Struct):
     """What is looked at of a message."""
 
     role: str
+    content: msgspec.Raw = _ABSENT
+    reasoning_content: msgspec.Raw = _ABSENT
     tool_calls: msgspec.Raw = _ABSENT
     tool_call_id: msgspec.Raw = _ABSENT
 
@@ -106,7 +109,7 @@ class ChatDialect:
                 body.decode()  # what is passed on as it is, nobody has looked into
             if _given(asked.functions) is not None:
                 raise CallError(400, "invalid_request", "functions: send tools, which replaced them", param="functions")
-            messages, systems = _messages(asked.messages, body)
+            messages, systems = _messages(asked.messages)
             constrained = _constrained(asked)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise CallError(400, "invalid_request", str(error)) from error
@@ -155,22 +158,20 @@ class ChatDialect:
         return openai.model_document(model)
 
 
-def _messages(raw: list[msgspec.Raw], body: bytes) -> tuple[list[msgspec.Raw], int]:
-    """The messages of a body, and how many leading ones are system messages."""
+def _messages(raw: list[msgspec.Raw]) -> tuple[list[msgspec.Raw], int]:
+    """The messages, and how many leading ones are system messages."""
     if not raw:
         raise CallError(400, "invalid_request", "messages must not be empty", param="messages")
-    media, thinking = _may_name(body, b'_url"'), _may_name(body, b'"reasoning_content"')
     messages: list[msgspec.Raw] = []
     systems = 0
     shared = SharedIds()
     for message in raw:
         head = _looked_at.decode(message)
         role = head.role
-        if media and _may_name(bytes(message), b'_url"'):
-            _check_media(message, len(messages))
+        _check_media(head.content, len(messages))
         if role in ("system", "developer") and systems == len(messages):
             systems += 1
-        if role == "developer" or (thinking and _may_name(bytes(message), b'"reasoning_content"')):
+        if role == "developer" or bytes(head.reasoning_content):
             message = _renamed(message)
         if role == "assistant":
             message = shared.told_apart(message, head.tool_calls)
@@ -180,15 +181,10 @@ def _messages(raw: list[msgspec.Raw], body: bytes) -> tuple[list[msgspec.Raw], i
     return messages, systems
 
 
-def _may_name(text: bytes, end: bytes) -> bool:
-    """Whether a name in a JSON text may end so; a letter may be written as an escape, which says the same."""
-    return end in text or b"\\u00" in text
-
-
 def _tools(raw: msgspec.Raw) -> msgspec.Raw | None:
     """The tools; without ``strict``, for which an engine would constrain what is sampled."""
     given = _given(raw)
-    if given is None or not _may_name(bytes(given), b'"strict"'):
+    if given is None or not (b'"strict"' in bytes(given) or _ESCAPE in bytes(given)):
         return given
     tools: Any = msgspec.json.decode(given)
     found = False
@@ -199,10 +195,12 @@ def _tools(raw: msgspec.Raw) -> msgspec.Raw | None:
     return msgspec.Raw(_encode(tools)) if found else given
 
 
-def _check_media(message: msgspec.Raw, place: int) -> None:
+def _check_media(content: msgspec.Raw, place: int) -> None:
     """Media come inline: an agent that reaches nothing but the proxy does not make an engine fetch something for it."""
-    content = msgspec.json.decode(message).get("content")
-    for part in content if isinstance(content, list) else ():
+    text = bytes(content)
+    if text[:1] != b"[" or not (b'_url"' in text or _ESCAPE in text):
+        return
+    for part in msgspec.json.decode(text):
         for name, value in part.items() if isinstance(part, dict) else ():
             url = value.get("url") if name.endswith("_url") and isinstance(value, dict) else value
             if name.endswith("_url") and isinstance(url, str):
@@ -212,8 +210,6 @@ def _check_media(message: msgspec.Raw, place: int) -> None:
 def _renamed(message: msgspec.Raw) -> msgspec.Raw:
     """The message in the words that engines know: few chat templates know a ``developer``, and thinking is ``reasoning``."""
     document: dict[str, Any] = msgspec.json.decode(message)
-    if document["role"] != "developer" and "reasoning_content" not in document:
-        return message
     thinking = document.pop("reasoning_content", None)
     if document["role"] == "developer":
         document["role"] = "system"
