@@ -50,11 +50,15 @@ class ProxyAdmin(ServiceClient):
         """Forget a session. No error where there is none."""
         await self._request("DELETE", f"/v1/sessions/{session_id}")
 
-    async def problem(self) -> str | None:
-        """What keeps the proxy from answering agents (itself, its engines, its store); None while it can. Asked once."""
+    async def problem(self, *, oldest_version: int = 0) -> str | None:
+        """What keeps the proxy from answering agents (itself, its engines, its store); None while it can. Asked once.
+
+        An engine that serves an older version than ``oldest_version`` does not count.
+        """
         assert self._http is not None, "use ProxyAdmin as an async context manager"
+        url = f"{self._url}/readyz?oldest_version={oldest_version}"
         try:
-            async with asyncio.timeout(READY_S), self._http.get(f"{self._url}/readyz") as response:
+            async with asyncio.timeout(READY_S), self._http.get(url) as response:
                 content = await response.read()
         except (aiohttp.ClientError, TimeoutError) as error:
             return f"{self._url}: {error or type(error).__name__}"

@@ -91,6 +91,13 @@ class Process:
                 raise RuntimeError(f"{self.argv[0]} did not start within {START_S:g} s:\n{tail}")
             time.sleep(0.1)
 
+    @property
+    def pid(self) -> int:
+        """The id of the process that was started. Raises RuntimeError where none runs."""
+        if self._popen is None:
+            raise RuntimeError(f"{self.argv[0]} does not run")
+        return self._popen.pid
+
     def kill(self) -> None:
         """End it at once, as a crash does."""
         group, self._popen = self._popen, None

@@ -1,18 +1,19 @@
 """Every event is applied in one transaction and acknowledged after its commit; a late or repeated one changes nothing.
 
-A refusal is counted and acknowledged. While a store is down the message is held and tried again: handed back it would count
-toward RabbitMQ's own delivery limit (on 3.10 and 4.0), and be a dead letter after some minutes. Any other failure rejects it,
-and the bus makes it a dead letter at the limit. Run by `loops`.
+Events that wait share one (`ledger.together`), in any order. A refusal is counted and acknowledged. While a store is down the
+message is held and tried again: handed back it would count toward RabbitMQ's own delivery limit (on 3.10 and 4.0), and be a
+dead letter after some minutes. Any other failure rejects it, and the bus makes it a dead letter at the limit. Run by `loops`.
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import asyncpg
 from redis.exceptions import RedisError
 from sqlalchemy.exc import SQLAlchemyError
 
 from evener import log
-from evener.bus import Delivery
+from evener.bus import Consumer, Delivery
 from evener.errors import EvenerError, InputError
 from evener.ids import session_id
 from evener.messages import (
@@ -25,9 +26,11 @@ from evener.messages import (
     StepFinished,
 )
 from evener_orchestrator.context import Context
-from evener_orchestrator.ledger import attempts, regrades, scores, steps, versions
+from evener_orchestrator.ledger import Transaction, attempts, regrades, scores, steps, versions
 from evener_orchestrator.ledger.conflict import Conflict
 from evener_orchestrator.ledger.faults import is_down
+
+Effect = Callable[[Transaction], Awaitable[None]]
 
 PREFETCH = 16
 PAUSE_S = 1.0
@@ -38,9 +41,14 @@ _log = log.get("orchestrator")
 
 async def consume(context: Context) -> None:
     """Apply events until cancelled."""
-    async with context.bus.consume(EVENTS, prefetch=PREFETCH) as events:
-        while True:
-            await settle(context, await events.get())
+    async with context.bus.consume(EVENTS, prefetch=PREFETCH) as events, asyncio.TaskGroup() as tasks:
+        for _ in range(PREFETCH):
+            tasks.create_task(_settle_each(context, events))
+
+
+async def _settle_each(context: Context, events: Consumer) -> None:
+    while True:
+        await settle(context, await events.get())
 
 
 async def settle(context: Context, delivery: Delivery) -> None:
@@ -74,27 +82,26 @@ async def _apply_when_up(context: Context, message: Message) -> None:
 
 async def apply(context: Context, message: Message) -> None:
     """Apply one event. Raises Conflict where it comes too late."""
-    write = context.ledger.write
+    await context.events.write(await _effect(context, message))
+
+
+async def _effect(context: Context, message: Message) -> Effect:
+    """What an event does in a transaction. A trace is read here, before it: the writer never waits for Redis."""
     match message:
         case RolloutFinished():
-            await _rollout_finished(context, message)
+            session = session_id(message.rollout_id, message.attempt)
+            graded = message.outcome in attempts.GRADED
+            archive = await context.archiver.read(session, sealed=message.sealed, graded=graded)
+            return lambda tx: attempts.finish(tx, message, archive)
         case RolloutScored(regrade=None):
-            await write(lambda tx: scores.record(tx, message))
+            return lambda tx: scores.record(tx, message)
         case RolloutScored():
-            await write(lambda tx: regrades.record(tx, message))
+            return lambda tx: regrades.record(tx, message)
         case GroupClosed():
-            await write(lambda tx: steps.group_closed(tx, message))
+            return lambda tx: steps.group_closed(tx, message)
         case StepFinished():
-            await write(lambda tx: steps.finished(tx, message))
+            return lambda tx: steps.finished(tx, message)
         case PolicyPublished():
-            await write(lambda tx: versions.published(tx, message))
+            return lambda tx: versions.published(tx, message)
         case _:
             raise EvenerError("internal", f"{type(message).__name__} is a command, not an event")
-
-
-async def _rollout_finished(context: Context, message: RolloutFinished) -> None:
-    """Archive the trace, read before the transaction that stores it: the writer never waits for Redis."""
-    session = session_id(message.rollout_id, message.attempt)
-    graded = message.outcome in attempts.GRADED
-    archive = await context.archiver.read(session, sealed=message.sealed, graded=graded)
-    await context.ledger.write(lambda tx: attempts.finish(tx, message, archive))

@@ -15,6 +15,7 @@ from evener.bus import Bus
 from evener.settings import Settings
 from evener_orchestrator.archive import Archiver
 from evener_orchestrator.ledger import Ledger, Transaction
+from evener_orchestrator.ledger.together import Together
 
 FEED = 4096
 """Changes that the feed remembers; a reader that is further behind reads the objects themselves."""
@@ -76,6 +77,8 @@ class Context:
     sessions: Sessions
     ping_redis: Callable[[], Awaitable[Any]]
     ledger: Ledger = field(init=False)
+    events: Together = field(init=False)
+    requests: Together = field(init=False)
     feed: Feed = field(default_factory=Feed)
     refused: Counter[str] = field(default_factory=Counter[str])
     outbox: asyncio.Event = field(default_factory=asyncio.Event)
@@ -83,6 +86,13 @@ class Context:
 
     def __post_init__(self) -> None:
         self.ledger = Ledger(self.settings.database, on_commit=self.committed)
+        self.events, self.requests = Together(self.ledger), Together(self.ledger)
+
+    async def close(self) -> None:
+        """End what is under way, and every connection of the ledger."""
+        await self.events.close()
+        await self.requests.close()
+        await self.ledger.close()
 
     def committed(self, transaction: Transaction) -> None:
         """Wake whoever has work now."""

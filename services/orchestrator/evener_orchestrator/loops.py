@@ -5,6 +5,7 @@ A loop is woken by an event or by its period, whichever comes first. Run by `orc
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from functools import partial
@@ -28,6 +29,12 @@ from evener_orchestrator.states import RunState
 GATHER_S = 0.02
 """Changes within this time are planned for at once: a group's rollouts end in bunches."""
 
+SHARE = 2.0
+"""A loop that is woken without end pauses so many times as long as its work last took (`LONGEST_GATHER_S` at most): the more
+there is to do, the more is done at once, and the ledger's other writers get their turn."""
+
+LONGEST_GATHER_S = 0.25
+
 RELEASE_S = 2.0
 """The proxy's memory of a finished session is small: many are released at once."""
 
@@ -44,7 +51,7 @@ async def run_loops(context: Context) -> None:
     await issue_again(context, age_s=REISSUE_S if context.settings.amqp_url else 0.0)
     async with asyncio.TaskGroup() as loops:
         loops.create_task(_supervise("events", lambda: consume(context)))
-        loops.create_task(_every("planner", lambda: plan(context), 1.0, context.planner))
+        loops.create_task(_every("planner", lambda: plan(context), 1.0, context.planner, GATHER_S))
         loops.create_task(_every("outbox", lambda: drain_outbox(context), 1.0, context.outbox))
         if not context.ledger.sqlite:
             loops.create_task(_supervise("wakeup", lambda: listen(context.ledger.reader, context.outbox)))
@@ -66,7 +73,6 @@ async def run_regrading(context: Context) -> None:
 
 async def plan(context: Context) -> None:
     """Advance every run that is running."""
-    await asyncio.sleep(GATHER_S)
     async with context.ledger.read() as session:
         runs = (await session.scalars(select(Run.id).where(Run.state == RunState.RUNNING).order_by(Run.id))).all()
     for run_id in runs:
@@ -109,14 +115,20 @@ async def issue_regrades_again(context: Context, *, age_s: float) -> int:
     return await context.ledger.write(lambda tx: regrades.reissue(tx, before=tx.now - timedelta(seconds=age_s)))
 
 
-async def _every(name: str, work: Callable[[], Awaitable[None]], period_s: float, wake: asyncio.Event | None = None) -> None:
-    """Do ``work`` now, whenever ``wake`` is set, and every ``period_s`` seconds."""
+async def _every(
+    name: str, work: Callable[[], Awaitable[None]], period_s: float, wake: asyncio.Event | None = None, gather_s: float = 0.0
+) -> None:
+    """Do ``work`` now, ``gather_s`` or more after ``wake`` was set, and every ``period_s`` seconds."""
     wake = wake or asyncio.Event()
 
     async def forever() -> None:
+        took = 0.0
         while True:
+            await asyncio.sleep(max(gather_s, min(SHARE * took, LONGEST_GATHER_S)))
             wake.clear()
+            began = time.monotonic()
             await work()
+            took = time.monotonic() - began
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(period_s):
                     await wake.wait()

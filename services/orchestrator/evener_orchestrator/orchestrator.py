@@ -60,7 +60,7 @@ async def run(context: Context, *, stop: asyncio.Event, ready: asyncio.Event, wo
             loops.result()
     finally:
         listener.close()
-        await context.ledger.close()
+        await context.close()
 
 
 async def _loops(context: Context, work: Work, stop: asyncio.Event) -> None:

@@ -56,8 +56,11 @@ def create_admin(sessions: Sessions, engines: Engines, metrics: Metrics, redis: 
     async def healthz(_: Request) -> Response:
         return _json(200, {"status": "ok"})
 
-    async def readyz(_: Request) -> Response:
-        lacking = [*engines.problems(), *await health.missing({"redis": redis.ping})]
+    async def readyz(request: Request) -> Response:
+        oldest = request.query_params.get("oldest_version", "0")
+        if not oldest.isdecimal():
+            return _error(422, f"oldest_version is {oldest!r}, not a number")
+        lacking = [*engines.problems(int(oldest)), *await health.missing({"redis": redis.ping})]
         levels = {engine.sampler.name: engine.level for engine in engines.all}
         status, body = health.document(lacking, capture_levels=levels)
         return Response(body, status, media_type="application/json")

@@ -96,11 +96,20 @@ class Engines:
             return self.all
         return sorted(self.all, key=lambda engine: (engine.unfit(spec), _weight(spec.session_id, engine)))
 
-    def problems(self) -> list[str]:
-        """What keeps the engines from serving, one line each; empty while at least one serves."""
-        if any(engine.problem is None for engine in self.all):
-            return []
-        return [f"engine {engine.sampler.name}: {engine.problem}" for engine in self.all]
+    def problems(self, oldest: int = 0) -> list[str]:
+        """What keeps the engines from serving version ``oldest`` or a later one; empty while at least one does.
+
+        What gives no tokens has no versions, and serves any.
+        """
+        found: list[str] = []
+        for engine in self.all:
+            problem, status = engine.problem, engine.status
+            if problem is None and engine.level != "text" and status is not None and status.version < oldest:
+                problem = f"serves version {status.version}, older than {oldest}: it waits for the policy's weights"
+            if problem is None:
+                return []
+            found.append(f"engine {engine.sampler.name}: {problem}")
+        return found
 
 
 def _serves(spec: SessionSpec, version: int) -> bool:

@@ -1,8 +1,8 @@
 """One attempt, from its lease to its last word: whatever happens, the agent is dead, its session sealed, its sandbox gone.
 
-Order: sandbox, session, agent; then drain, seal, kill, snapshot, report, destroy. The time limit seals before it kills, so that
-no call ends as lost. Where the lease is lost nothing is said: the ledger has gone on. Run by the runner, one task an attempt,
-while a `heart.Heart` beats for it.
+Order: an engine with weights that are not too old, sandbox, session, agent; then drain, seal, kill, snapshot, report, destroy.
+The time limit seals before it kills, so that no call ends as lost. Where the lease is lost nothing is said: the ledger has gone
+on. Run by the runner, one task an attempt, while a `heart.Heart` beats for it.
 """
 
 import asyncio
@@ -26,6 +26,7 @@ DRAIN_S = 5.0
 LOST_S = 17.0
 """The same after an abnormal end: a proxy that died with a call, which may be why, is known to be dead after 15 s."""
 _DRAIN_POLL_S = 0.05
+_SERVED_POLL_S = 1.0
 STOP_SEAL_S = 1.0
 """How long a stop waits for the proxy, which may be stopping too: the whole stack has to be gone within 5 s."""
 _BACKSTOP_S = 30.0
@@ -51,8 +52,8 @@ class Sessions(Protocol):
         """Close it for good."""
         ...
 
-    async def problem(self) -> str | None:
-        """What keeps agents from being answered now; None where nothing does. Never raises."""
+    async def problem(self, *, oldest_version: int = 0) -> str | None:
+        """What keeps agents from being answered now, by weights that are not too old; None where nothing does. Never raises."""
         ...
 
 
@@ -125,6 +126,7 @@ class Attempt:
 
     async def _live(self) -> Ending:
         lease, settings = self._lease, self._tools.settings
+        await self._until_served()
         kind = await choose(lease.sandbox, trusted=lease.trusted, host=settings.sandbox)
         ttl_s = lease.budget.wall_s + _TTL_S
         self._folder = Folder.make(furnish.sandboxes(settings), lease.session_id, ttl_s=ttl_s)
@@ -148,6 +150,20 @@ class Attempt:
             await asyncio.wait({agent})
         lost = self._sandbox.proxy_lost
         return Ending(exit_code=self._result.exit_code, timed_out=timed_out, proxy_lost=lost, state=self._state)
+
+    async def _until_served(self) -> None:
+        """Wait while no engine serves what the lease asks for: one that was restarted has its first weights for a while.
+
+        The agent's time does not run yet. The wait ends with the lease at the latest: a group that no engine can serve any
+        more is disposed of, which the next heartbeat says.
+        """
+        oldest = self._lease.version or self._lease.oldest_version or 0
+        said = False
+        while (problem := await self._tools.sessions.problem(oldest_version=oldest)) is not None:
+            if not said:
+                _log.warning("attempt waits", session=self._lease.session_id, problem=problem)
+            said = True
+            await asyncio.sleep(_SERVED_POLL_S)
 
     async def _drain(self, seconds: float) -> None:
         """Let the calls that the agent left behind end, so that the seal finds none in flight."""

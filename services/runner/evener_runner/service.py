@@ -77,6 +77,6 @@ class ProxySessions:
         """Close it for good. Raises InfraError."""
         return await self._admin.seal(session_id)
 
-    async def problem(self) -> str | None:
-        """Why no agent would be answered now; None where one would be."""
-        return await self._admin.problem()
+    async def problem(self, *, oldest_version: int = 0) -> str | None:
+        """Why no agent would be answered now, by ``oldest_version`` or a later one; None where one would be."""
+        return await self._admin.problem(oldest_version=oldest_version)

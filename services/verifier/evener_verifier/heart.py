@@ -38,7 +38,8 @@ class Hearts:
         except BaseException:
             task.cancel()
             raise
-        asyncio.get_running_loop().call_later(REPORT_S, task.cancel)
+        timer = asyncio.get_running_loop().call_later(REPORT_S, task.cancel)
+        task.add_done_callback(lambda _: timer.cancel())  # else it would keep task and order for as long
 
     async def stop(self) -> None:
         """End all of them."""

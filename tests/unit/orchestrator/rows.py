@@ -1,6 +1,7 @@
 """Rows for tests of the ledger, with everything given that no default covers."""
 
 from datetime import UTC, datetime, timedelta
+from hashlib import sha256
 
 from evener_orchestrator.ledger.models import Attempt, Group, Rollout, Run, Score, Task
 from evener_orchestrator.states import GroupState, RolloutState, RunState
@@ -49,11 +50,15 @@ async def write(ledger, *layers):
     await ledger.write(work)
 
 
-async def a_claimed_run(ledger, *, groups=4, name="r"):
+async def a_claimed_run(ledger, *, groups=4, name="r", lease="x"):
     """A run whose every rollout (two a group) is running under a lease that has lapsed."""
     names = [f"{name}g{number}" for number in range(groups)]
     rollouts = [(f"{group}-{place}", group) for group in names for place in range(2)]
-    lapsed = {"runner": "gone", "lease_hash": "x", "lease_expires_at": NOW + timedelta(seconds=1)}
+    lapsed = {
+        "runner": "gone",
+        "lease_hash": sha256(lease.encode()).hexdigest(),
+        "lease_expires_at": NOW + timedelta(seconds=1),
+    }
     await write(
         ledger,
         [a_run(name)],

@@ -10,7 +10,8 @@ from sqlalchemy.exc import DBAPIError
 
 from evener.messages import RunRollout, ScoreWorkspace, TrainGroup
 from evener_orchestrator import planner
-from evener_orchestrator.ledger import Ledger, attempts, runs
+from evener_orchestrator.ledger import Ledger, attempts, idle, runs
+from evener_orchestrator.ledger.conflict import Conflict
 from evener_orchestrator.ledger.faults import is_down, is_victim
 from evener_orchestrator.ledger.locks import lock_run
 from evener_orchestrator.ledger.models import Attempt, Group, Outgoing, Rollout, Run
@@ -152,6 +153,63 @@ async def test_a_heartbeat_that_came_first_keeps_the_lease(two_on_postgres):
         go.set()
         await speaking
         assert await expiring == 1
+
+
+async def test_heartbeats_wait_for_no_other_change_of_the_run(two_on_postgres):
+    await write(two_on_postgres[0], [a_task()])
+    rollouts = await a_claimed_run(two_on_postgres[0], groups=1, lease="secret")
+    held, go = asyncio.Event(), asyncio.Event()
+
+    async def at_work(tx):
+        await lock_run(tx, "r")
+        held.set()
+        await go.wait()
+
+    def beat(lease):
+        return lambda tx: attempts.heartbeat(tx, f"{rollouts[0]}.1", lease=lease, lease_s=3600)
+
+    async with asyncio.timeout(20):
+        working = asyncio.create_task(two_on_postgres[0].write(at_work))
+        await held.wait()
+        assert (await two_on_postgres[1].write(beat("secret"))).action == "continue"
+        go.set()
+        await working
+        with pytest.raises(Conflict):
+            await two_on_postgres[1].write(beat("another"))
+        assert await two_on_postgres[0].write(attempts.expire) == 1
+
+
+async def test_a_heartbeat_that_meets_the_end_of_its_lease_is_refused(two_on_postgres):
+    await write(two_on_postgres[0], [a_task()])
+    rollouts = await a_claimed_run(two_on_postgres[0], groups=1, lease="secret")
+    ended, go = asyncio.Event(), asyncio.Event()
+
+    async def expire(tx):
+        number = await attempts.expire(tx)
+        await tx.session.flush()
+        ended.set()
+        await go.wait()
+        return number
+
+    async with asyncio.timeout(20):
+        expiring = asyncio.create_task(two_on_postgres[0].write(expire))
+        await ended.wait()
+        beat = two_on_postgres[1].write(lambda tx: attempts.heartbeat(tx, f"{rollouts[0]}.1", lease="secret", lease_s=3600))
+        beating = asyncio.create_task(beat)
+        await asyncio.sleep(0.3)  # it waits for the attempt
+        go.set()
+        assert await expiring == 2
+        with pytest.raises(Conflict):
+            await beating
+
+
+async def test_an_idle_connection_that_died_is_replaced(two_on_postgres, monkeypatch):
+    monkeypatch.setattr(idle, "IDLE_S", 0.0)
+    here, there = two_on_postgres
+    (pid,) = await ask(here, select(func.pg_backend_pid()))
+    await there.write(lambda tx: tx.session.scalar(select(func.pg_terminate_backend(pid))))
+    await asyncio.sleep(0.2)
+    assert await ask(here, select(func.pg_backend_pid())) != [pid]
 
 
 def a_submission(**changes):

@@ -204,6 +204,10 @@ async def test_metrics_and_readiness(proxy, engine):
     async with proxy.http.get(proxy.admin_url + "/readyz") as response:
         assert response.status == 200
         assert (await response.json())["capture_levels"] == {engine.url: "tokens"}
+    assert await proxy.admin.problem(oldest_version=engine.version) is None
+    assert "waits for the policy's weights" in (await proxy.admin.problem(oldest_version=engine.version + 1) or "")
+    async with proxy.http.get(proxy.admin_url + "/readyz?oldest_version=new") as response:
+        assert response.status == 422
     async with proxy.http.get(proxy.url + "/healthz") as response:
         assert response.status == 200
 

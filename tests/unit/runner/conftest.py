@@ -67,6 +67,7 @@ class World:
     calls: dict[str, int] = field(default_factory=dict)
     state: State = field(default_factory=State)
     down: str | None = None
+    version: int = 1
 
     async def add(self, instruction, files=None, **lease):
         """Publish a command for a new rollout whose agent does what ``instruction`` says in Python; returns its session."""
@@ -74,7 +75,8 @@ class World:
         session = session_id(rollout, 1)
         files = files if files is not None else {"environment/workspace/given.txt": b"given"}
         bundle = {"task.toml": b"", "instruction.md": instruction.encode(), **files}
-        fields = {"budget": Budget(wall_s=30), "trusted": True, "sandbox": self.sandbox, **lease}
+        fields = {"budget": Budget(wall_s=30), "trusted": True, "sandbox": self.sandbox}
+        fields |= {"version": None, "purpose": "train", **lease}
         self.leases[session] = RolloutLease(
             session_id=session,
             rollout_id=rollout,
@@ -84,8 +86,6 @@ class World:
             run_id=new_id(),
             group_id=new_id(),
             policy="p",
-            version=None,
-            purpose="train",
             harness=HarnessRef(name="scripted"),
             task_id="t",
             agent_bundle=self.blobs.put("agent", tar(bundle)),
@@ -111,8 +111,8 @@ class World:
     async def read(self, session):
         return self.state
 
-    async def problem(self):
-        return self.down
+    async def problem(self, *, oldest_version=0):
+        return self.down or (f"version {self.version} is too old" if self.version < oldest_version else None)
 
     async def seal(self, session):
         self.log.append(f"seal {session}")

@@ -232,6 +232,24 @@ async def test_an_engine_that_failed_is_no_grade(world):
     assert (report.outcome, report.cause, report.snapshot) == (Outcome.INFRA_ERROR, "engine_unavailable", None)
 
 
+@pytest.mark.parametrize("needs", [{"oldest_version": 3}, {"version": 3, "purpose": "eval"}])
+async def test_an_engine_with_too_old_weights_lets_an_attempt_wait(world, needs):
+    session = await world.add("call('x')", **needs)
+    await until(lambda: f"heartbeat {session}" in world.log)
+    assert f"open {session}" not in world.log
+    world.version = 3
+    report = await world.event()
+    assert (report.outcome, report.attempt) == (Outcome.FINISHED, 1)
+
+
+async def test_a_wait_for_weights_ends_where_the_ledger_wants_the_attempt_no_more(world):
+    session = await world.add("call('x')", oldest_version=3)
+    world.action = "cancel"
+    report = await world.event()
+    assert (report.outcome, report.cause) == (Outcome.CANCELLED, None)
+    assert f"open {session}" not in world.log
+
+
 async def test_while_no_engine_answers_no_attempt_is_begun(world):
     world.down = "engine http://e: refused"
     await world.add("call('x')")

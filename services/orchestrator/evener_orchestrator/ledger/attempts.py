@@ -11,7 +11,7 @@ import secrets
 from datetime import UTC, datetime, timedelta
 
 from msgspec.structs import asdict
-from sqlalchemy import func, select
+from sqlalchemy import func, select, update
 
 from evener.api import Budget, HarnessRef, Heartbeat, RolloutLease, Sampling
 from evener.errors import Outcome
@@ -110,14 +110,31 @@ async def _oldest_version(tx: Transaction, run: Run, file: RunFile) -> int | Non
 async def heartbeat(tx: Transaction, session: str, *, lease: str, lease_s: float) -> Heartbeat:
     """Prolong a lease and say what to do. Raises Conflict where it is lost.
 
-    A lease that ran out but that `expire` has not taken yet still counts: nobody else was given the attempt.
+    A lease that ran out but that `expire` has not taken yet still counts: nobody else was given the attempt. The run is not
+    locked, so that a thousand beating runners do not stand in the way of what ends attempts; `expire` locks the attempt's row.
     """
-    held = await hold(tx, session)
-    _check_lease(held, lease)
-    held.attempt.lease_expires_at = tx.now + timedelta(seconds=lease_s)
-    if held.run.state is RunState.PAUSED:
+    beaten = await tx.session.execute(
+        update(Attempt)
+        .where(Attempt.id == session, Attempt.ended_at.is_(None), Attempt.lease_hash == _hash(lease))
+        .values(lease_expires_at=tx.now + timedelta(seconds=lease_s))
+        .returning(Attempt.rollout_id)
+        .execution_options(synchronize_session=False)
+    )
+    rollout = beaten.scalar_one_or_none()
+    if rollout is None:
+        _check_lease(await hold(tx, session), lease)
+        raise Conflict(f"attempt {session} is not held")
+    states = await tx.session.execute(
+        select(Run.state, Group.state)
+        .select_from(Rollout)
+        .join(Group, Group.id == Rollout.group_id)
+        .join(Run, Run.id == Rollout.run_id)
+        .where(Rollout.id == rollout)
+    )
+    run, group = states.one()
+    if run is RunState.PAUSED:
         return Heartbeat(lease_s=lease_s, action="pause")
-    wanted = held.run.state is RunState.RUNNING and held.group.state is GroupState.OPEN
+    wanted = run is RunState.RUNNING and group is GroupState.OPEN
     return Heartbeat(lease_s=lease_s, action="continue" if wanted else "cancel")
 
 
@@ -125,6 +142,7 @@ async def finish(tx: Transaction, message: RolloutFinished, archive: Archive) ->
     """Record the end of an attempt with its trace. Raises Conflict where the word comes too late."""
     held = await hold(tx, session_id(message.rollout_id, message.attempt))
     _check_lease(held, message.lease)
+    await store(tx, archive)  # before the rows change, so that each is written once
     attempt, rollout = held.attempt, held.rollout
     attempt.exit_code = message.exit_code
     attempt.sandbox = message.sandbox
@@ -136,7 +154,6 @@ async def finish(tx: Transaction, message: RolloutFinished, archive: Archive) ->
     rollout.calls = len(archive.calls)
     rollout.sampled_tokens = archive.sampled_tokens
     rollout.version_min, rollout.version_max = archive.version_min, archive.version_max
-    await store(tx, archive)
     outcome, cause, detail = message.outcome, message.cause, storable(message.detail)
     if outcome in GRADED and (fault := _fault(message, archive, held.group.version)):
         outcome, (cause, detail) = Outcome.INFRA_ERROR, fault
@@ -166,7 +183,7 @@ async def expire(tx: Transaction) -> int:
     )
     ended = 0
     for session in lapsed.all():
-        held = await hold(tx, session)
+        held = await hold(tx, session, unheard=True)
         expires_at = held.attempt.lease_expires_at
         if expires_at is None or expires_at >= tx.now:
             continue  # before the lock was ours, another ended it or its runner spoke

@@ -22,7 +22,8 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_asyn
 
 from evener.messages import Message, encode
 from evener_orchestrator.ledger.faults import FAULTS, is_victim
-from evener_orchestrator.ledger.models import Outgoing
+from evener_orchestrator.ledger.idle import ping_the_idle
+from evener_orchestrator.ledger.models import Outgoing, Run
 from evener_orchestrator.ledger.sqlite import create_sqlite_engine
 from evener_orchestrator.ledger.types import Timestamp, as_json
 from evener_orchestrator.ledger.wakeup import announce
@@ -47,13 +48,14 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Transaction:
-    """A transaction at work: ``session`` to read and write, ``now`` by the database's clock."""
+    """A transaction at work: ``session`` to read and write, ``now`` by the database's clock; ``locked``: the runs by id."""
 
     session: AsyncSession
     now: datetime
     postgres: bool
     changes: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     sends: bool = False
+    locked: dict[str, Run] = field(default_factory=dict[str, Run])
 
     def send(self, message: Message, *, priority: int = 0) -> None:
         """Send ``message`` after the commit. ``priority`` 0 to 9, greater goes first."""
@@ -79,8 +81,9 @@ class Ledger:
         else:
             location = location.set(drivername="postgresql+asyncpg")
             self.writer = self.reader = create_async_engine(
-                location, pool_size=16, pool_pre_ping=True, json_serializer=as_json, connect_args=_deadlines()
+                location, pool_size=16, json_serializer=as_json, connect_args=_deadlines()
             )
+            ping_the_idle(self.writer)
         self._write = async_sessionmaker(self.writer, expire_on_commit=False)
         self._read = async_sessionmaker(self.reader, expire_on_commit=False)
         self._turn: AbstractAsyncContextManager[Any] = asyncio.Lock() if self.sqlite else nullcontext()

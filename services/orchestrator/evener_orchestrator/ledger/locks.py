@@ -39,18 +39,38 @@ async def lock_group(tx: Transaction, group_id: str) -> tuple[Run, Group]:
     return run, (await tx.session.execute(select(Group).where(Group.id == group_id))).scalar_one()
 
 
-async def hold(tx: Transaction, session_id: str) -> Held:
-    """The attempt of a session with its rollout, group and run, locked. Raises InputError ``not_found``."""
+async def hold(tx: Transaction, session_id: str, *, unheard: bool = False) -> Held:
+    """The attempt of a session with its rollout, group and run, locked. Raises InputError ``not_found``.
+
+    ``unheard``: also its heartbeats, which do not lock the run, wait now.
+    """
+    if tx.locked and not unheard and (held := await _under_lock(tx, session_id)) is not None:
+        return held
     mine = select(Rollout.run_id).join(Attempt, Attempt.rollout_id == Rollout.id).where(Attempt.id == session_id)
     run = await _lock(tx, select(Run).where(Run.id == mine.scalar_subquery()), f"attempt {session_id}")
-    row = await tx.session.execute(
+    statement = _of(session_id).execution_options(populate_existing=True)
+    row = await tx.session.execute(statement.with_for_update(of=Attempt) if unheard else statement)
+    attempt, rollout, group = row.one()
+    return Held(attempt, rollout, group, run)
+
+
+async def _under_lock(tx: Transaction, session_id: str) -> Held | None:
+    """The same where this transaction has locked the run before, as it has for all but the first of several works."""
+    row = (await tx.session.execute(_of(session_id))).one_or_none()
+    if row is None:
+        return None
+    attempt, rollout, group = row
+    run = tx.locked.get(group.run_id)
+    return None if run is None else Held(attempt, rollout, group, run)
+
+
+def _of(session_id: str) -> Select[Attempt, Rollout, Group]:
+    return (
         select(Attempt, Rollout, Group)
         .join(Rollout, Rollout.id == Attempt.rollout_id)
         .join(Group, Group.id == Rollout.group_id)
         .where(Attempt.id == session_id)
     )
-    attempt, rollout, group = row.one()
-    return Held(attempt, rollout, group, run)
 
 
 async def take_turn(tx: Transaction, what: str) -> bool:
@@ -76,4 +96,5 @@ async def _lock(tx: Transaction, statement: Select[Run], what: str) -> Run:
     run = (await tx.session.execute(locked)).scalar_one_or_none()
     if run is None:
         raise InputError("not_found", what)
+    tx.locked[run.id] = run
     return run

@@ -22,6 +22,7 @@ Runs = list[list[int]]
 
 SECRET = {"secret": True}
 FORKED = text("fork IS NOT NULL")
+UNRELEASED = text("ended_at IS NOT NULL AND released_at IS NULL")
 
 
 class Base(DeclarativeBase):
@@ -162,7 +163,10 @@ class Attempt(Base):
     """One try at a rollout; its id is the session's."""
 
     __tablename__ = "attempts"
-    __table_args__ = ({"comment": "One try at a rollout; the id is the proxy's session"},)
+    __table_args__ = (
+        Index("ix_attempts_unreleased", "id", postgresql_where=UNRELEASED, sqlite_where=UNRELEASED),
+        {"comment": "One try at a rollout; the id is the proxy's session"},
+    )
 
     id: Mapped[str] = mapped_column(String(48), primary_key=True, comment="the session: {rollout_id}.{number}")
     rollout_id: Mapped[str] = mapped_column(ForeignKey("rollouts.id"), index=True, comment="the rollout it is a try at")
