@@ -1,6 +1,6 @@
 # Each target sets up what it needs; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo test test-fast test-chaos test-stack test-harnesses test-tamper bench-proxy bench-load lint wheel clean
+.PHONY: help setup setup-dev demo test test-fast test-processes test-chaos test-stack test-harnesses test-tamper bench-proxy bench-load lint wheel clean
 
 V := .venv/bin
 export TOKENIZERS_PARALLELISM := false
@@ -20,11 +20,16 @@ demo: setup ## the whole loop on this machine: evaluate, train, evaluate again
 # Each worker starts services of its own; those of the environment are one set for all tests.
 WORKERS := $(if $(EVENER_TEST_AMQP_URL)$(EVENER_TEST_REDIS_URL)$(EVENER_TEST_DATABASE_URL),0,2)
 
-# Threads of torch that wait for one another by spinning slow down all workers.
-test test-fast: export OMP_NUM_THREADS := 1
+PROCESSES := tests/e2e/test_processes.py
 
-test: setup-dev ## all tests
-	@$(V)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST)
+# Threads of torch that wait for one another by spinning slow down all workers.
+test test-fast test-processes: export OMP_NUM_THREADS := 1
+
+test: setup-dev ## all tests but those of the other targets
+	@$(V)/python -m pytest -n $(WORKERS) --dist loadfile --ignore $(PROCESSES) $(PYTEST)
+
+test-processes: setup-dev ## a run on two processes of each service, each of which is stopped and started meanwhile
+	@$(V)/python -m pytest $(PROCESSES) $(PYTEST)
 
 test-fast: setup-dev ## unit and contract tests on fakes
 	@$(V)/python -m pytest tests/unit tests/contract -m "not e2e" $(PYTEST)

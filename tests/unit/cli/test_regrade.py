@@ -12,7 +12,7 @@ from pydantic import SecretStr
 from rich.console import Console
 
 from evener.blobs import Blobs
-from evener.cli import regrade
+from evener.cli import output, regrade
 from evener.errors import InputError, Outcome
 from evener.settings import Settings
 from evener_orchestrator.ledger import Ledger
@@ -127,7 +127,7 @@ async def test_a_stack_that_runs_uses_its_own_verifiers(world: World, tmp_path: 
 
 
 def test_the_screen_shows_old_and_new_side_by_side(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(output.out, "width", 200)
 
     def said(score: float | None, cause: str | None = None) -> dict:
         return {"score": score, "scores": {}, "cause": cause, "detail": ""}
