@@ -7,14 +7,15 @@ have no text.
 
 import asyncio
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
 import numpy as np
 
 from evener.engines.http import HttpClient, HttpError
-from evener.engines.token_ids import token_ids
+from evener.engines.token_ids import Prompts, token_ids
 from evener.errors import InfraError
 from evener.trace.record import Ids, Level, Logprobs
 
@@ -133,8 +134,8 @@ class Sampler(Protocol):
         """Where the engine is: its URL."""
         ...
 
-    async def sample(self, request: SampleRequest) -> Sample:
-        """Sample one reply. Raises EngineUnavailable, EngineRefused, InfraError."""
+    async def sample(self, request: SampleRequest, session: str = "") -> Sample:
+        """Sample one reply for a session. Raises EngineUnavailable, EngineRefused, InfraError."""
         ...
 
     async def tokenize(self, request: SampleRequest) -> int | None:
@@ -266,6 +267,7 @@ class VllmSampler:
         self._plain = False
         self._level: Level | None = None
         self._counts = True
+        self._prompts = Prompts()
         self._http = HttpClient(self._url, connect_s=connect_s, key=key)
 
     @property
@@ -277,10 +279,10 @@ class VllmSampler:
         """Close all connections."""
         self._http.close()
 
-    async def sample(self, request: SampleRequest) -> Sample:
+    async def sample(self, request: SampleRequest, session: str = "") -> Sample:
         """One trip on the chat route; leaving it (cancellation) closes the connection, which aborts the generation."""
         body = await self._request("POST", "/v1/chat/completions", _encode(_plain(request) if self._plain else request))
-        sample = parse_reply(body)
+        sample = parse_reply(body, partial(self._prompts.read, session))
         self._level = sample.level
         return sample
 
@@ -352,14 +354,14 @@ def _plain(request: SampleRequest) -> dict[str, Any]:
     return {name: value for name in _PLAIN if (value := getattr(request, name)) is not None}
 
 
-def parse_reply(body: bytes) -> Sample:
-    """Decode and check a reply of the chat route.
+def parse_reply(body: bytes, read_ids: Callable[[bytes], Ids] = token_ids) -> Sample:
+    """Decode and check a reply of the chat route. ``read_ids`` reads the list of the prompt's ids.
 
     Token data that contradict each other are a ``flaw``: the reply stands, at level ``text``. Raises EngineUnavailable where
     the engine cut the call (finish ``abort``), and InfraError ``engine_error`` where the body is not a reply.
     """
     try:
-        reply, prompt_ids = _decode_reply(body)
+        reply, prompt_ids = _decode_reply(body, read_ids)
         choice = reply.choices[0]
     except (msgspec.DecodeError, IndexError) as error:
         raise InfraError("engine_error", f"the reply is malformed: {error}: {body[:200]!r}") from error
@@ -392,7 +394,7 @@ _PROMPT_IDS = b'"prompt_token_ids":'
 _TAKEN_OUT = msgspec.Raw(b"0")
 
 
-def _decode_reply(body: bytes) -> tuple[_Reply, Ids]:
+def _decode_reply(body: bytes, read_ids: Callable[[bytes], Ids]) -> tuple[_Reply, Ids]:
     """A reply, and its prompt's ids. Raises msgspec.DecodeError.
 
     The ids, most of the body, are taken out of it first, which the decoder would go through one by one. Inside a string the
@@ -405,9 +407,9 @@ def _decode_reply(body: bytes) -> tuple[_Reply, Ids]:
     if start >= len(_PROMPT_IDS) and begin > 0 and end > 0:
         reply = _reply.decode(b"%b%b%b" % (body[:begin], _TAKEN_OUT, body[end:]))
         if reply.prompt_token_ids == _TAKEN_OUT:
-            return reply, token_ids(body[begin:end])
+            return reply, read_ids(body[begin:end])
     reply = _reply.decode(body)
-    return reply, _NO_IDS if reply.prompt_token_ids == _NULL else token_ids(bytes(reply.prompt_token_ids))
+    return reply, _NO_IDS if reply.prompt_token_ids == _NULL else read_ids(bytes(reply.prompt_token_ids))
 
 
 T = TypeVar("T")

@@ -5,6 +5,7 @@ multiplications (D. Lemire, "Quickly parsing eight digits", 2018), for all ids t
 """
 
 from array import array
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -36,6 +37,44 @@ def token_ids(text: bytes) -> Ids:
         values >>= shift
         values &= mask
     return values.astype(np.int32)
+
+
+class _Known(NamedTuple):
+    text: bytes
+    ids: Ids
+
+
+_NONE: Ids = np.empty(0, np.int32)
+
+KNOWN_BYTES = 32 << 20  # 300 prompts of 8,000 tokens: more than a proxy has in its fast turns at once
+
+
+class Prompts:
+    """Reads the prompts of sessions. An agent's next prompt mostly begins with its last one: only what is new is read then."""
+
+    def __init__(self, bound: int = KNOWN_BYTES) -> None:
+        self._bound = bound
+        self._bytes = 0
+        self._known: dict[str, _Known] = {}  # by session, the one that was read last at the end
+
+    def read(self, session: str, text: bytes) -> Ids:
+        """`token_ids` of ``text``."""
+        known = self._known.pop(session, None)
+        self._bytes -= _size(known)
+        new = _NONE
+        if known is not None and text.startswith(known.text[:-1]) and text[len(known.text) - 1 : len(known.text)] == b",":
+            new = token_ids(b"[" + text[len(known.text) :])
+        ids = np.concatenate((known.ids, new)) if known is not None and new.size else token_ids(text)
+        if ids.size:
+            self._known[session] = known = _Known(text, ids)
+            self._bytes += _size(known)
+        while self._bytes > self._bound:
+            self._bytes -= _size(self._known.pop(next(iter(self._known))))
+        return ids
+
+
+def _size(known: _Known | None) -> int:
+    return len(known.text) + known.ids.nbytes if known is not None else 0
 
 
 def _one_by_one(text: bytes) -> Ids:

@@ -193,7 +193,7 @@ class Calls:
                 window=budget.window_of(spec, status),
                 engine_window=status.window,
             )
-            sample = await engine.sampler.sample(body)
+            sample = await engine.sampler.sample(body, spec.session_id)
         except EngineRefused as error:
             raise request_fault(error) from error
         if sample.flaw is not None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evener.engines.token_ids import token_ids
+from evener.engines.token_ids import Prompts, token_ids
 
 
 @given(st.lists(st.integers(0, 2**31 - 1)), st.sampled_from([(",", ":"), (", ", ": "), (",\n", ":")]))
@@ -33,3 +33,32 @@ def test_anything_else_is_refused(text):
 
 def test_negative_ids_are_read_too():
     assert token_ids(b"[-1,2]").tolist() == [-1, 2]
+
+
+IDS = st.lists(st.integers(0, 999999), max_size=8)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("ab"), st.booleans(), IDS), max_size=20),
+    st.integers(0, 200),
+    st.sampled_from([",", ", "]),
+)
+def test_prompts_of_a_session_are_read_as_if_each_were_its_first(turns, bound, comma):
+    """Whatever is extended, replaced or forgotten."""
+    prompts = Prompts(bound)
+    last: dict[str, list[int]] = {}
+    for session, extends, new in turns:
+        last[session] = [*last.get(session, []), *new] if extends else new
+        text = json.dumps(last[session], separators=(comma, ":")).encode()
+        assert prompts.read(session, text).tolist() == last[session]
+        assert prompts._bytes <= bound
+        assert prompts._bytes == sum(len(known.text) + known.ids.nbytes for known in prompts._known.values())
+
+
+def test_an_id_that_goes_on_is_another_one():
+    prompts = Prompts()
+    assert prompts.read("a", b"[1,2]").tolist() == [1, 2]
+    assert prompts.read("a", b"[1,23,4]").tolist() == [1, 23, 4]
+    with pytest.raises(msgspec.DecodeError):
+        prompts.read("a", b"[1,23,4,]")
+    assert prompts.read("a", b"[1,23,4,5]").tolist() == [1, 23, 4, 5]
