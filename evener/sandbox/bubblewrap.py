@@ -23,6 +23,7 @@ from evener.sandbox.output import collect, feed
 from evener.sandbox.port import FORWARDER_PORT, OUTPUT_LIMIT, WORKSPACE, ExecResult, Kind, Limits, SandboxSpec
 from evener.sandbox.pump import Pump, address_of
 from evener.sandbox.snapshot import Snapshot
+from evener.sandbox.threads import in_thread
 from evener.sandbox.writable import Writable
 
 KILLED = 137
@@ -130,7 +131,7 @@ class BubblewrapSandbox:
 
     async def upload(self, tar: bytes, path: str) -> None:
         """Unpack ``tar`` into a writable folder."""
-        await asyncio.to_thread(self._files.unpack, tar, path)
+        await in_thread(self._files.unpack, tar, path)
 
     async def read(self, path: str, *, limit: int) -> bytes | None:
         """Read a file directly below a writable folder."""
@@ -142,7 +143,7 @@ class BubblewrapSandbox:
 
     async def snapshot(self, path: str) -> Snapshot:
         """Archive a writable folder."""
-        return await asyncio.to_thread(self._files.snapshot, path)
+        return await in_thread(self._files.snapshot, path)
 
     async def kill(self) -> None:
         """Kill whatever runs or is about to."""

@@ -19,6 +19,7 @@ from evener.sandbox.arguments import PATH
 from evener.sandbox.output import collect, feed
 from evener.sandbox.port import HOME, OUTPUT_LIMIT, WORKSPACE, ExecResult, Kind, SandboxSpec
 from evener.sandbox.snapshot import Snapshot
+from evener.sandbox.threads import in_thread
 from evener.sandbox.writable import Writable
 
 _SETTLE_S = 2.0
@@ -101,7 +102,7 @@ class ProcessSandbox:
 
     async def upload(self, tar: bytes, path: str) -> None:
         """Unpack ``tar`` into a writable folder."""
-        await asyncio.to_thread(self._files.unpack, tar, path)
+        await in_thread(self._files.unpack, tar, path)
 
     async def read(self, path: str, *, limit: int) -> bytes | None:
         """Read a file directly below a writable folder."""
@@ -113,7 +114,7 @@ class ProcessSandbox:
 
     async def snapshot(self, path: str) -> Snapshot:
         """Archive a writable folder."""
-        return await asyncio.to_thread(self._files.snapshot, path)
+        return await in_thread(self._files.snapshot, path)
 
     async def kill(self) -> None:
         """Kill whatever runs."""

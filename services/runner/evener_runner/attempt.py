@@ -16,6 +16,7 @@ from evener.blobs import Blobs
 from evener.errors import EvenerError
 from evener.messages import RolloutFinished
 from evener.sandbox import WORKSPACE, ExecResult, Folder, Sandbox, choose
+from evener.sandbox.threads import in_thread
 from evener.settings import Settings
 from evener_runner import furnish, logs
 from evener_runner.harnesses import Harness
@@ -131,7 +132,7 @@ class Attempt:
         ttl_s = lease.budget.wall_s + _TTL_S
         self._folder = Folder.make(furnish.sandboxes(settings), lease.session_id, ttl_s=ttl_s)
         bundle = await asyncio.to_thread(self._tools.blobs.get, "agent", lease.agent_bundle)
-        job = await asyncio.to_thread(furnish.read_job, bundle, lease, self._folder)
+        job = await in_thread(furnish.read_job, bundle, lease, self._folder)
         self._sandbox = await furnish.make_sandbox(self._harness, job, kind, self._folder, settings)
         self._key = await self._tools.sessions.open(lease)
         argv, env = await furnish.hand_over(self._sandbox, self._harness, lease, self._key)

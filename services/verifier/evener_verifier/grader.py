@@ -21,6 +21,7 @@ from evener.errors import InfraError
 from evener.sandbox import HOME, WORKSPACE, ExecResult, Folder, Kind, Mount, Sandbox, SandboxSpec, create, interpreter
 from evener.sandbox.arguments import PATH
 from evener.sandbox.initial import limits_of
+from evener.sandbox.threads import in_thread
 from evener.tasks import TaskToml
 from evener_verifier import relocate, reward
 from evener_verifier.canary import Canaries, Rewards, write_guard
@@ -117,12 +118,12 @@ class _Grading:
         place = self._job.folder.path
         channel = await Channel(place / "run", SOCKET, serve).open()
         self._ends.push_async_callback(channel.close)
-        spec = await asyncio.to_thread(self._spec)
+        spec = await in_thread(self._spec)
         self._sandbox = sandbox = await create(self._job.kind, spec)
         self._ends.push_async_callback(sandbox.destroy)
         workspace = self._job.workspace
         await sandbox.upload(without_execution(workspace) if self._candidate else workspace, WORKSPACE)
-        await asyncio.to_thread(self._equip, sandbox)
+        await in_thread(self._equip, sandbox)
         result = await self._execute(sandbox)
         files = {name: await sandbox.read(f"{LOGS}/{name}", limit=reward.LIMIT) for name in (*REWARDS, *REPORTS)}
         return Ran(
@@ -132,7 +133,7 @@ class _Grading:
             candidate=self._candidate.evidence() if self._candidate else None,
             canaries=self._canaries,
             closed=not (await sandbox.modes(LOGS))["."] & stat.S_IWUSR,
-            tests_write=await asyncio.to_thread(_name_a_reward, self._job.tests),
+            tests_write=await in_thread(_name_a_reward, self._job.tests),
         )
 
     async def close(self) -> None:

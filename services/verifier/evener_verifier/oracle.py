@@ -21,6 +21,7 @@ from evener.ids import new_id, parse_session_id, session_id
 from evener.messages import RolloutScored
 from evener.sandbox import WORKSPACE, ExecResult, Folder, Mount, Sandbox, SandboxSpec, choose, create
 from evener.sandbox.initial import lay_out, limits_of
+from evener.sandbox.threads import in_thread
 from evener.settings import SandboxKind
 from evener.tasks import Task, agent_bundle, grader_bundle, unpack
 from evener_verifier import relocate
@@ -94,8 +95,8 @@ async def _leave(task: Task, bench: _Bench, order: ScoreOrder, session: str, *, 
     kind = await choose(order.sandbox, trusted=order.trusted, host=bench.host)
     folder = Folder.make(bench.sandboxes, f"solve-{session}", ttl_s=_TTL_S)
     try:
-        workspace = await asyncio.to_thread(_pristine, bench.blobs, order, folder.path)
-        solution = await asyncio.to_thread(_solution, bench.blobs, order, folder.path) if solve else None
+        workspace = await in_thread(_pristine, bench.blobs, order, folder.path)
+        solution = await in_thread(_solution, bench.blobs, order, folder.path) if solve else None
         mounts = () if solution is None else (Mount(solution, SOLUTION),)
         sandbox = await create(kind, SandboxSpec(folder, mounts=mounts, limits=limits_of(task.toml)))
         try:
@@ -127,6 +128,6 @@ def _solution(blobs: Blobs, order: ScoreOrder, folder: Path) -> Path:
 
 async def _solve(sandbox: Sandbox, solution: Path, timeout: float) -> ExecResult:
     if sandbox.kind == "process":
-        await asyncio.to_thread(relocate.rewrite, solution, sandbox.locate)
+        await in_thread(relocate.rewrite, solution, sandbox.locate)
     shell = "bash" if shutil.which("bash") else "sh"
     return await sandbox.exec([shell, sandbox.locate(f"{SOLUTION}/{SOLVE}")], timeout=timeout)

@@ -19,6 +19,7 @@ from evener.ids import parse_session_id
 from evener.messages import RolloutScored
 from evener.sandbox import Folder, Kind, choose
 from evener.sandbox.initial import lay_out
+from evener.sandbox.threads import in_thread
 from evener.settings import SandboxKind
 from evener.tasks import TaskToml, read_toml, unpack
 from evener_verifier import evidence, findings, verdict, workspace
@@ -54,7 +55,7 @@ async def score(
     folder = Folder.make(sandboxes, f"score-{order.session_id}", ttl_s=TTL_S)
     try:
         kind = await choose(order.sandbox, trusted=order.trusted, host=host)
-        case = await asyncio.to_thread(fetch, order, blobs, folder)
+        case = await in_thread(fetch, order, blobs, folder)
         seen |= {"tier": case.toml.verifier.tier, "sandbox": kind, "isolated": kind != "process"}
         if case.toml.verifier.baseline:
             await _check_baseline(order, case, kind, folder, root)
@@ -93,7 +94,7 @@ def fetch(order: ScoreOrder, blobs: Blobs, folder: Folder) -> Case:
 
 async def _scores(case: Case, kind: Kind, folder: Folder, root: Path | None, seen: dict[str, Any]) -> dict[str, float]:
     """Grade the snapshot, and note in ``seen`` what there was to see."""
-    graded = await asyncio.to_thread(workspace.prepare, case.pristine, case.snapshot, case.toml)
+    graded = await in_thread(workspace.prepare, case.pristine, case.snapshot, case.toml)
     ran = await grade(Job(case.toml, case.tests, graded.tar, kind, folder, root))
     found = [*graded.findings, *verdict.findings(ran, case.toml)]
     judged = verdict.judged(found)
@@ -101,7 +102,7 @@ async def _scores(case: Case, kind: Kind, folder: Folder, root: Path | None, see
     seen["findings"] = [each.as_json() for each in found[: findings.LIMIT]]
     seen["tampered"] = judged is not None
     seen["changes"] = evidence.changes(case.pristine, case.snapshot)
-    seen["diff"] = await asyncio.to_thread(evidence.diff, case.pristine, case.snapshot)
+    seen["diff"] = await in_thread(evidence.diff, case.pristine, case.snapshot)
     if judged is None:
         return verdict.scores(ran, case.toml)
     seen["claimed"] = {name: evidence.end(text) for name, text in {"json": ran.json, "text": ran.text}.items() if text}
