@@ -20,7 +20,7 @@ from evener import runfile
 from evener.api import ApiClient
 from evener.cli.submit import prepare, submit
 from evener.errors import InfraError
-from evener_orchestrator.schedule import pick
+from evener_orchestrator.schedule import pick_harness
 from tests.chaos.account import account, processes_left, until_at_rest
 from tests.chaos.havoc import Havoc, Stuck, say
 from tests.chaos.stack import Chaos, running_chaos
@@ -139,7 +139,7 @@ def a_seed(first: int) -> int:
         runfile.Harness(name="pi", weight=PI_GROUPS),
     ]
     for seed in count(first):
-        names = [pick(number, seed=seed, tasks=[0], harnesses=harnesses)[1].name for number in range(GROUPS)]
+        names = [pick_harness(number, seed=seed, harnesses=harnesses).name for number in range(GROUPS)]
         if names.count("pi") == PI_GROUPS:
             return seed
     raise AssertionError("unreachable: the loop ends with a seed")

@@ -1,0 +1,18 @@
+"""The programs behind the targets of the Makefile, which no test imports, can be imported."""
+
+import importlib
+
+import pytest
+
+
+@pytest.mark.parametrize("name", ["tests.chaos", "tests.harnesses", "tests.tamper", "bench.proxy", "bench.load"])
+def test_it_can_be_imported(name: str):
+    assert importlib.import_module(f"{name}.__main__").main
+
+
+def test_a_chaos_run_has_as_many_groups_of_pi_as_it_says():
+    chaos = importlib.import_module("tests.chaos.__main__")
+    harnesses = [chaos.runfile.Harness(name=name, weight=weight) for name, weight in (("quick", 36), ("pi", 4))]
+    seed = chaos.a_seed(1)
+    names = [chaos.pick_harness(number, seed=seed, harnesses=harnesses).name for number in range(chaos.GROUPS)]
+    assert names.count("pi") == chaos.PI_GROUPS
