@@ -25,8 +25,9 @@ PROCESSES := tests/e2e/test_processes.py
 # Threads of torch that wait for one another by spinning slow down all workers.
 test test-fast test-processes: export OMP_NUM_THREADS := 1
 
+# Files in their order and not by their number of tests: the slow ones come first, so that no worker ends long after the others.
 test: setup-dev ## all tests but those of the other targets
-	@$(V)/python -m pytest -n $(WORKERS) --dist loadfile --ignore $(PROCESSES) $(PYTEST)
+	@$(V)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --ignore $(PROCESSES) $(PYTEST)
 
 test-processes: setup-dev ## a run on two processes of each service, each of which is stopped and started meanwhile
 	@$(V)/python -m pytest $(PROCESSES) $(PYTEST)
@@ -41,7 +42,7 @@ test-chaos: setup-dev ## a run while every kind of process is killed in turn: KI
 test-stack: ## the whole stack in containers, scaled and restarted amid a run (needs Docker)
 	@scripts/test_stack.sh
 
-test-harnesses: setup-dev ## unmodified agents through the proxy against a scripted engine (HARNESSES="pi codex": only these)
+test-harnesses: setup-dev ## unmodified agents through the proxy against a scripted engine (HARNESSES="pi codex": only these; SLOW_S=600: seconds of a slow reply)
 	@$(V)/python -m tests.harnesses $(PYTEST)
 
 test-tamper: setup-dev ## attacks on a score, as real workspaces, against both tiers of the verifier (ONLY=part-of-a-name)

@@ -19,6 +19,8 @@ if [ ! -x .venv/bin/pip ]; then
         echo "python's venv is missing: apt install python3-venv" >&2
         exit 2
     }
+    # The pip that Python brings may take three times as long to choose the versions. Without a newer one it goes on.
+    .venv/bin/pip install --quiet --disable-pip-version-check --upgrade pip 2>/dev/null || true
 fi
 index=${TORCH_INDEX:+--extra-index-url $TORCH_INDEX}
 torch=$(grep '^torch==' constraints.txt)
@@ -31,5 +33,7 @@ if [ ! -d .venv/lib/python3*/site-packages/torch ]; then
 fi
 echo "installing evener[$extras] into .venv"
 # shellcheck disable=SC2086
-.venv/bin/pip install --quiet --disable-pip-version-check $index -c constraints.txt -e ".[$extras]"
+.venv/bin/pip install --quiet --disable-pip-version-check --no-compile $index -c constraints.txt -e ".[$extras]"
+# pip compiles on one core, and all there is. What is left out here (tests, hundreds of model families) compiles when it is imported.
+.venv/bin/python -m compileall -q -j 0 -x 'site-packages/.*/(tests|models)/' .venv/lib/python3*/site-packages >/dev/null 2>&1 || true
 echo "$wanted" > "$stamp"

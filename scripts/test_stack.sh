@@ -169,6 +169,8 @@ untrained=$(sql "select count(*) from runs where state <> 'done' or step <> 1")
 dead=$(compose exec -T -u rabbitmq rabbitmq rabbitmqctl -q list_queues name messages | awk '$1 == "evener.dead" { print $2 }')
 sql "select outcome, count(*) from rollouts group by 1 order by 1"
 compose exec -T orchestrator evener sql "select harness, count(*) from harness_matrix group by 1" || fail "evener sql"
+questions=$(awk '/^```sql$/ { on = 1; next } /^```$/ { if (on) print ";"; on = 0 } on' docs/sql.md)
+compose exec -T postgres psql -X -U evener_read -d evener -v ON_ERROR_STOP=1 -Atqc "$questions" >/dev/null || fail "docs/sql.md as evener_read"
 [ "$open" = 0 ] || fail "$open rollouts without outcome"
 [ "$lost" = 0 ] || fail "$lost rollouts lost to infra_error: $(sql "select distinct cause from rollouts where outcome = 'infra_error'")"
 [ "$finished" -ge $((32 * runs)) ] || fail "only $finished rollouts of $runs runs with 32 each"
