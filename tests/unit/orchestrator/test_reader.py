@@ -61,6 +61,25 @@ async def test_it_writes_nothing(reader):
             await reader.execute(statement)
 
 
+async def test_it_logs_in_and_such_a_session_reads_only(reader, fresh_database_url):
+    url = plain(fresh_database_url).replace("//evener@", f"//{ROLE}@")
+    asking = await asyncpg.connect(url, timeout=10)
+    assert await asking.fetchval("SELECT current_user") == ROLE
+    assert await asking.fetch("SELECT * FROM trajectories") == []
+    assert await asking.fetchval("SHOW statement_timeout") == "1min"
+    with pytest.raises(asyncpg.ReadOnlySQLTransactionError):
+        await asking.execute("CREATE TEMPORARY TABLE mine (id int)")
+    await asking.close()
+
+
+async def test_a_role_made_without_log_in_gets_it(reader, fresh_database_url):
+    await reader.execute(f"RESET ROLE; ALTER ROLE {ROLE} NOLOGIN")
+    ledger = Ledger(fresh_database_url)
+    await migrate(ledger)
+    await ledger.close()
+    assert await reader.fetchval("SELECT rolcanlogin FROM pg_roles WHERE rolname = $1", ROLE)
+
+
 async def test_an_administrator_makes_it_where_the_ledgers_user_may_not(fresh_database_url, monkeypatch):
     role = "evener_read_test"  # the real one is the whole server's
     monkeypatch.setattr("evener_orchestrator.ledger.reader.ROLE", role)

@@ -3,7 +3,9 @@
 import asyncio
 import io
 import re
+import subprocess
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from rich.console import Console
@@ -12,6 +14,7 @@ from evener.cli import output, sql
 from evener.errors import InputError
 from evener.settings import Settings
 from evener_orchestrator.ledger.reader import ROLE
+from tests.services import find, postgres_folders
 from tests.unit.orchestrator.first_run import seed
 
 DOC = Path(__file__).parents[3] / "docs" / "sql.md"
@@ -80,6 +83,22 @@ async def test_the_docs_queries_give_the_counted_answers(ask, monkeypatch):
         rows = await ask(query)
         assert [tuple(row.values()) for row in rows] == expected, question
         assert printed(rows, monkeypatch) == shown, question
+
+
+async def test_psql_as_the_reader_answers_them_all(ask, database_url):
+    if not ask.postgres:
+        return
+    place = urlsplit(database_url)
+    if place.password:
+        pytest.skip("the reader has no password, and EVENER_TEST_DATABASE_URL's server asks for one")
+    psql = find("psql", *postgres_folders())
+    assert psql
+    address = f"postgresql://{ROLE}@{place.hostname}:{place.port}{place.path}"
+    for (question, query, _), expected in zip(questions(), ANSWERS, strict=True):
+        argv = [psql, "--no-psqlrc", "--csv", "--tuples-only", "-c", query, address]
+        asked = await asyncio.to_thread(subprocess.run, argv, capture_output=True, text=True, timeout=30, check=False)
+        assert (asked.returncode, asked.stderr) == (0, ""), question
+        assert len(asked.stdout.splitlines()) == len(expected), question
 
 
 async def test_nothing_that_is_asked_can_write(ask):
