@@ -31,7 +31,7 @@ KEPT = ROOT / "bench" / "results" / "proxy.json"
 def main() -> int:
     """The exit code."""
     parser = argparse.ArgumentParser(prog="bench.proxy", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=4.0, help="length of one measurement")
+    parser.add_argument("--seconds", type=float, default=4.0, help="least length of one measurement")
     parser.add_argument("--repetitions", type=int, default=3)
     asked = parser.parse_args()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -15,6 +15,8 @@ from bench.proxy.sides import Refused, Side
 TURNS = {500: 10, 8000: 20}
 WARM_S = 1.0
 WARM_MAX_S = 60.0
+THROUGH_CLIENTS = 32  # 256 conversations of 20 turns would take a slow proxy minutes
+THROUGH_MAX_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,13 @@ class Load:
         began = time.monotonic()
         await asyncio.sleep(WARM_S)
         while len(self.waits) < len(self._agents) and time.monotonic() - began < WARM_MAX_S:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+
+    async def through(self, before: int) -> None:
+        """Wait until as many calls came after the first ``before`` as all conversations have turns, at most `THROUGH_MAX_S`."""
+        began = time.monotonic()
+        whole = before + len(self._agents) * len(self._bodies)
+        while len(self.waits) < whole and time.monotonic() - began < THROUGH_MAX_S:  # noqa: ASYNC110
             await asyncio.sleep(0.1)
 
     async def stop(self) -> None:
@@ -104,7 +113,10 @@ def is_sample(status: int, answer: bytes) -> bool:
 
 
 async def measure(side: Side, case: Case, seconds: float, beside: Process | None = None) -> dict[str, Any]:
-    """One row: what ``case`` costs ``side`` in ``seconds`` after warming up; CPU of ``beside`` is told too."""
+    """One row: what ``case`` costs ``side`` in ``seconds`` after warming up; CPU of ``beside`` is told too.
+
+    Up to `THROUGH_CLIENTS` it goes on for whole conversations: of a slow proxy only their first, cheap turns would be seen.
+    """
     load = Load(side, case)
     try:
         await load.warm()
@@ -112,6 +124,8 @@ async def measure(side: Side, case: Case, seconds: float, beside: Process | None
         before, began = len(load.waits), time.perf_counter()
         cpu, other = side.proxy.cpu_s, beside.cpu_s if beside else 0.0
         await asyncio.sleep(seconds)
+        if case.clients <= THROUGH_CLIENTS:
+            await load.through(before)
         took = time.perf_counter() - began
         cpu, other = side.proxy.cpu_s - cpu, (beside.cpu_s if beside else 0.0) - other
         waits = sorted(load.waits[before:])

@@ -3,6 +3,7 @@
 What is looked at afterwards is what the ledger would read: the report, the sealed session, its records and their graph.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,8 +29,9 @@ from tests.harnesses.agents import Agent
 from tests.harnesses.engine import ScriptedEngine, scripted_engine
 from tests.unit.proxy.stub import TOKEN, Behaviour, running_proxy
 
-WALL_S = 240.0
-"""A slow reply takes 100 s of it."""
+SLOW_S = float(os.environ.get("SLOW_S", "100"))
+"""How long a slow reply takes: ten minutes with SLOW_S=600."""
+WALL_S = 140.0 + SLOW_S
 _INSTRUCTION = "Write the word hello into the file hello.txt of the working directory."
 
 Script = Callable[[ScriptedEngine], Sequence[Behaviour]]

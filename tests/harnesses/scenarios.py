@@ -8,10 +8,9 @@ from typing import Any
 
 from tests.harnesses.agents import Agent
 from tests.harnesses.engine import ScriptedEngine, breaks_off, call, is_full, late, says
-from tests.harnesses.rollout import Script
+from tests.harnesses.rollout import SLOW_S, Script
 from tests.unit.proxy.stub import Behaviour, fails
 
-SLOW_S = 100.0
 LOOKS = {"echo one": "one", "echo two": "two"}
 """What is asked at once, and the word in the answer."""
 TRUNCATED = '{"command": "printf \'hel'

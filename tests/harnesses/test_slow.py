@@ -1,4 +1,4 @@
-"""A reply that takes 100 s: no agent gives up, asks twice or loses the turn. All agents wait for it at the same time."""
+"""A reply that takes `SLOW_S`: no agent gives up, asks twice or loses the turn. All agents wait for it at the same time."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -10,8 +10,8 @@ from tests.harnesses.agents import Agent, selected
 from tests.harnesses.checks import check_capture, check_ending, check_history, check_one_line
 from tests.harnesses.expected import ending
 from tests.harnesses.report import row
-from tests.harnesses.rollout import Seen, roll_out
-from tests.harnesses.scenarios import SLOW_S, fault
+from tests.harnesses.rollout import SLOW_S, Seen, roll_out
+from tests.harnesses.scenarios import fault
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("slow")]
 
