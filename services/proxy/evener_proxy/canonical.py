@@ -7,7 +7,8 @@ needs no change is passed on byte for byte.
 import re
 import secrets
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -21,8 +22,8 @@ class CallRequest:
 
     ``max_tokens`` and ``stop`` are honoured; the other sampling wishes are in ``asked`` for the record. ``constrained`` names
     the field that asks for constrained decoding, None where nothing does. ``hosted_tools``: how many tools, and items of such
-    tools, were left out because only the vendor can run them. A dialect adds in a class of its own what its replies repeat of
-    the request.
+    tools, were left out because only the vendor can run them. ``kept``: the keep-alives that have left before its reply. A
+    dialect adds in a class of its own what its replies repeat of the request.
     """
 
     model: str
@@ -38,6 +39,7 @@ class CallRequest:
     constrained: str | None
     hosted_tools: int
     asked: dict[str, Any]
+    kept: int = field(default=0, init=False)
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,10 +118,12 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class Framing:
-    """How a reply's body looks on the wire. ``keep_alive``: bytes before it that a client ignores, repeatable."""
+    """How a reply's body looks on the wire. ``keep_alive``: what is sent before it, again and again: bytes that a client
+    ignores, or what makes them of the request, whose ``kept`` says how many have left.
+    """
 
     content_type: bytes
-    keep_alive: bytes
+    keep_alive: bytes | Callable[[Any], bytes]
 
 
 JSON_BODY = Framing(b"application/json", b" ")

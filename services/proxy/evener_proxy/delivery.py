@@ -1,7 +1,7 @@
 """The last bytes of a reply leave after its capture is committed; an agent that leaves ends its call.
 
 The head of the response is held until the call has ended or the dialect's grace is over, so that a failure has its status
-code. After that the agent gets 200 and bytes that mean nothing (SSE comments, spaces before JSON) until the call ends; a
+code. After that the agent gets 200 and what says nothing (SSE comments, spaces before JSON) until the call ends; a
 late failure is an event of the dialect in a stream, and a broken connection in a document. Raw ASGI: a plain endpoint would
 not learn that its client has gone.
 """
@@ -155,7 +155,9 @@ class _Response(Generic[R]):
         self._started = True
         await self._send(_start(200, self._headers()))
         while True:
-            await self._send(_chunk(self._framing.keep_alive, more=True))
+            kept = self._framing.keep_alive
+            await self._send(_chunk(kept if isinstance(kept, bytes) else kept(self._request), more=True))
+            self._request.kept += 1
             await asyncio.sleep(self._keep_alive_s)
 
     def _headers(self) -> Headers:

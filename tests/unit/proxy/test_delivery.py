@@ -107,6 +107,18 @@ async def test_a_late_reply_is_kept_alive_in_both_forms(hasty, engine):
     assert raw.endswith(b"data: [DONE]\n\n")
 
 
+async def test_a_late_response_is_kept_alive_by_events(hasty, engine):
+    engine.script.append(slow(engine, 0.6))
+    _, key = await hasty.open()
+    client = openai.AsyncOpenAI(base_url=hasty.url + "/v1", api_key=key, max_retries=0)
+    async with client.responses.stream(model="tiny", input="hi") as stream:
+        kinds = [event.type async for event in stream]
+        final = await stream.get_final_response()
+    assert kinds[0] == "response.created"
+    assert kinds.count("response.in_progress") >= 2
+    assert final.status == "completed"
+
+
 async def test_a_late_error_reaches_a_streaming_client(hasty, engine):
     async def late(request, body):
         await asyncio.sleep(0.5)

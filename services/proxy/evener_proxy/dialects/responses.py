@@ -18,6 +18,7 @@ from evener_proxy.dialects.responses_output import (
     document,
     failed_document,
     failed_stream,
+    keep_alive,
     stream,
 )
 from evener_proxy.dialects.responses_tools import ToolTable
@@ -98,6 +99,7 @@ _COMPRESSED = {b"\x28\xb5\x2f\xfd": "zstd", b"\x1f\x8b": "gzip", b"\x78\x9c": "d
 _body = msgspec.json.Decoder(_Body)
 _verbatim = msgspec.json.Decoder(_Verbatim)
 _encode = msgspec.json.Encoder().encode
+_EVENTS = Framing(EVENT_STREAM.content_type, keep_alive)
 
 
 class ResponsesDialect:
@@ -124,7 +126,7 @@ class ResponsesDialect:
 
     def framing(self, request: ResponsesRequest) -> Framing:
         """Server-sent events where a stream is asked for."""
-        return EVENT_STREAM if request.stream else JSON_BODY
+        return _EVENTS if request.stream else JSON_BODY
 
     def render(self, request: ResponsesRequest, reply: Reply) -> bytes:
         """A ``response``, or its events."""

@@ -6,9 +6,11 @@ Source: `openai.types.responses`, ``Response`` and ``ResponseStreamEvent``. A re
 do: an ``error`` event, which client libraries raise, then ``response.failed``.
 """
 
+import secrets
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import chain, islice
 from typing import Any
 
 import msgspec
@@ -18,6 +20,7 @@ from evener_proxy.dialects.openai import error_fields
 from evener_proxy.dialects.responses_input import call_item_id, sealed_reasoning
 from evener_proxy.dialects.responses_tools import Item, ToolTable, call_item
 
+_IN_PROGRESS = "response.in_progress"
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 _encode = msgspec.json.Encoder().encode
 Event = dict[str, Any]
@@ -25,11 +28,15 @@ Event = dict[str, Any]
 
 @dataclass(slots=True, eq=False)
 class ResponsesRequest(CallRequest):
-    """``repeated``: the fields of the request as its response repeats them. ``sealed``: reasoning has encrypted content."""
+    """``repeated``: the fields of the request as its response repeats them. ``sealed``: reasoning has encrypted content.
+
+    ``began``: id and time of a response whose first events have left before its reply is there.
+    """
 
     table: ToolTable
     repeated: dict[str, Any]
     sealed: bool
+    began: tuple[str, int] = field(default=("", 0), init=False)
 
 
 def document(request: ResponsesRequest, reply: Reply) -> bytes:
@@ -38,8 +45,19 @@ def document(request: ResponsesRequest, reply: Reply) -> bytes:
 
 
 def stream(request: ResponsesRequest, reply: Reply) -> bytes:
-    """All events of a reply."""
-    return b"".join(_framed(_events(request, reply)))
+    """All events of a reply that have not left yet."""
+    return b"".join(_left(request, _events(request, reply)))
+
+
+def keep_alive(request: ResponsesRequest) -> bytes:
+    """First the events that begin a response, then that it is in progress, once more each time.
+
+    A comment would not do: codex waits 300 s for the next event, whatever else comes.
+    """
+    if not request.kept:
+        request.began = (secrets.token_hex(12), int(time.time()))
+        return b"".join(_framed(_beginning(request, "", 0), 0))
+    return b"".join(_framed(((_IN_PROGRESS, {"response": _response(request, "", 0, "in_progress")}),), request.kept + 1))
 
 
 def failed_document(request: ResponsesRequest, error: CallError, reply_id: str) -> bytes:
@@ -50,30 +68,30 @@ def failed_document(request: ResponsesRequest, error: CallError, reply_id: str) 
 def failed_stream(request: ResponsesRequest, error: CallError, reply_id: str) -> bytes:
     """The events of a reply that failed before its first item."""
     fields = error_fields(error)
-    started = _response(request, reply_id, int(time.time()), "in_progress")
     raised = {"code": fields["code"], "message": fields["message"], "param": fields["param"], "error": fields}
-    return b"".join(
-        _framed(
-            (
-                ("response.created", {"response": started}),
-                ("response.in_progress", {"response": started}),
-                ("error", raised),
-                ("response.failed", {"response": _failed(request, error, reply_id)}),
-            )
-        )
-    )
+    failed = (("error", raised), ("response.failed", {"response": _failed(request, error, reply_id)}))
+    return b"".join(_left(request, chain(_beginning(request, reply_id, int(time.time())), failed)))
 
 
-def _framed(events: Iterable[tuple[str, Event]]) -> Iterator[bytes]:
-    for number, (kind, fields) in enumerate(events):
+def _left(request: ResponsesRequest, events: Iterator[tuple[str, Event]]) -> Iterator[bytes]:
+    """What is still to be sent of a response's events: the first two left with the first keep-alive."""
+    return _framed(islice(events, 2, None), request.kept + 1) if request.kept else _framed(events, 0)
+
+
+def _framed(events: Iterable[tuple[str, Event]], first: int) -> Iterator[bytes]:
+    for number, (kind, fields) in enumerate(events, first):
         yield b"event: %b\ndata: %b\n\n" % (kind.encode(), _encode({"type": kind, "sequence_number": number} | fields))
 
 
-def _events(request: ResponsesRequest, reply: Reply) -> Iterator[tuple[str, Event]]:
-    started = _response(request, reply.id, reply.created, "in_progress")
-    ended = _ended(request, reply)
+def _beginning(request: ResponsesRequest, reply_id: str, created: int) -> Iterator[tuple[str, Event]]:
+    started = _response(request, reply_id, created, "in_progress")
     yield "response.created", {"response": started}
-    yield "response.in_progress", {"response": started}
+    yield _IN_PROGRESS, {"response": started}
+
+
+def _events(request: ResponsesRequest, reply: Reply) -> Iterator[tuple[str, Event]]:
+    ended = _ended(request, reply)
+    yield from _beginning(request, reply.id, reply.created)
     for index, item in enumerate(ended["output"]):
         yield from _item_events(index, item)
     yield f"response.{ended['status']}", {"response": ended}
@@ -123,7 +141,8 @@ def _string_events(kind: str, field: str, place: Event, item: Item) -> Iterator[
 
 
 def _response(request: ResponsesRequest, reply_id: str, created: int, status: str) -> Event:
-    """A response without output."""
+    """A response without output, under the id and time that it has begun with, where it has."""
+    reply_id, created = request.began if request.began[0] else (reply_id, created)
     return {
         "id": "resp_" + reply_id,
         "object": "response",

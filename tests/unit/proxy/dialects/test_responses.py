@@ -449,3 +449,22 @@ def test_a_late_error_ends_both_forms(status, code, told):
     assert (failed["status"], failed["error"]["code"]) == ("failed", told)
     raised = json.loads(events[2].split("\ndata: ")[1])
     assert (raised["code"], raised["param"], raised["error"]["message"]) == (code, "input", "down")
+
+
+@pytest.mark.parametrize("late", [1, 3])
+@pytest.mark.parametrize("fails", [False, True])
+def test_keep_alives_are_events_of_the_response_that_they_precede(late, fails):
+    request = parse(stream=True)
+    keep_alive = DIALECT.framing(request).keep_alive
+    sent = b""
+    for _ in range(late):
+        sent += keep_alive(request)
+        request.kept += 1
+    sent += DIALECT.late_error(request, CallError(503, "x", "down")) if fails else DIALECT.render(request, reply(content="x"))
+    events = [json.loads(event.split("\ndata: ")[1]) for event in sent.decode().strip().split("\n\n")]
+    kinds = [event["type"] for event in events]
+    assert kinds[: late + 1] == ["response.created", *["response.in_progress"] * late]
+    assert kinds.count("response.created") == 1
+    assert kinds[-1] == ("response.failed" if fails else "response.completed")
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert len({event["response"]["id"] for event in events if "response" in event}) == 1
