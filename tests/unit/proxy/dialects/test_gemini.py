@@ -54,7 +54,7 @@ def result(name: str | None, output: str, **fields: Any) -> dict[str, Any]:
 
 def plain(request: CallRequest) -> dict[str, Any]:
     """A request as JSON, without what is not there."""
-    fields = {name: getattr(request, name) for name in (*CallRequest.__slots__, *GeminiRequest.__slots__)}
+    fields = {name: getattr(request, name) for name in (*CallRequest.__slots__, *GeminiRequest.__slots__) if name != "kept"}
     decoded = json.loads(msgspec.json.encode(fields))
     return {name: value for name, value in decoded.items() if value is not None}
 
