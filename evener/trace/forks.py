@@ -9,15 +9,40 @@ from typing import Literal
 from evener.trace.graph import Graph
 from evener.trace.record import CallRecord
 
-ForkCause = Literal["repeated", "rewritten", "other_prompt", "restarted", "branched"]
+ForkCause = Literal["repeated", "thinking_dropped", "template", "rewritten", "other_prompt", "restarted", "branched"]
 
 FORK_CAUSES: dict[ForkCause, str] = {
     "repeated": "the same prompt was asked before",
+    "thinking_dropped": "the template strips earlier thinking, and the run wants that: its history was rendered anew",
+    "template": "the history goes on, but its prompt could not be given as ids: the engine or its template did not allow it",
     "rewritten": "its messages go on from a later call than its tokens do: the history came back as other tokens",
     "other_prompt": "it starts anew with a system text or tool list that no earlier call had",
     "restarted": "it starts anew under a system text and tool list that an earlier call had",
     "branched": "the agent itself went on from an earlier call",
 }
+
+_REFUSED: dict[str, ForkCause] = {
+    "thinking_dropped": "thinking_dropped",
+    **dict.fromkeys(
+        (
+            "unsound",
+            "media",
+            "end_unclear",
+            "template_failed",
+            "turn_not_rendered",
+            "new_not_rendered",
+            "overlap",
+            "no_stop",
+            "turn_differs",
+            "context_full",
+            "not_taken",
+            "not_echoed",
+        ),
+        "template",
+    ),
+}
+"""By what the proxy recorded in prompt mode ``token_in`` (`evener_proxy.token_in.refusals`); its other reasons say no more than
+the graph does."""
 
 
 def fork_causes(graph: Graph) -> dict[str, ForkCause]:
@@ -44,6 +69,9 @@ def _cause(call: CallRecord, *, above: int, again: bool, new: bool) -> ForkCause
     """``above``: the parent's number, 0 for a root; ``again``: its prompt, ``new``: its opening is (not) an earlier call's."""
     if again:
         return "repeated"
+    refused = _REFUSED.get(call.request.get("prompt", {}).get("refused", ""))
+    if refused is not None:
+        return refused
     if call.request.get("messages_base", 0) > above:
         return "rewritten"
     if above:

@@ -78,7 +78,7 @@ OWN: dict[str, dict[str, str]] = {
         "solved": "share of those rollouts whose score is 1",
     },
     "staleness": {"step": "1, 2, ...", "version": "the policy version that the step made"},
-    "fork_causes": {"cause": "repeated, rewritten, other_prompt, restarted or branched"},
+    "fork_causes": {"cause": "repeated, thinking_dropped, template, rewritten, other_prompt, restarted or branched"},
     "tokens": {"version": "the policy version that sampled it; null where kind is not sampled"},
 }
 """What a view says differently."""

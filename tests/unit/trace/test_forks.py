@@ -18,6 +18,11 @@ def call(number, prompt, *, base=0, system="s", level="tokens"):
     return dataclasses.replace(record, request={"system_digests": [system], "tools_digest": None, "messages_base": base})
 
 
+def refused(number, prompt, reason, *, base=0):
+    record = call(number, prompt, base=base)
+    return dataclasses.replace(record, request=record.request | {"prompt": {"refused": reason}})
+
+
 def causes(*calls):
     graph = build_graph(list(calls))
     return {graph.calls[key].number: cause for key, cause in fork_causes(graph).items()}
@@ -37,6 +42,10 @@ LINE = [call(1, [1]), call(2, [1, 101, 2], base=1)]
         (call(3, [7], system="title"), "other_prompt"),
         (call(3, [1, 8]), "restarted"),
         (call(3, [1], level="text"), None),
+        (refused(3, [1, 9, 2, 9, 3], "thinking_dropped", base=2), "thinking_dropped"),
+        (refused(3, [1, 9, 2, 9, 3], "no_stop", base=2), "template"),
+        (refused(3, [1, 9, 2, 9, 3], "unmatched"), "restarted"),
+        (refused(3, [1, 101, 2], "no_stop"), "repeated"),
     ],
 )
 def test_the_cause_of_a_third_call(third, cause):
