@@ -104,7 +104,7 @@ def common(left: Sequence[Message], right: Sequence[Message]) -> int:
     """How many messages both begin with."""
     count = 0
     for mine, theirs in zip(left, right, strict=False):
-        if mine != theirs:
+        if mine is not theirs and mine != theirs:  # histories that share a base share its messages
             break
         count += 1
     return count
