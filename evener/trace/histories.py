@@ -92,7 +92,8 @@ class Histories:
 
 def opening(call: CallRecord) -> Opening:
     """System texts and tool list: what makes a conversation another one."""
-    return (*_digests(call), None, call.request.get("tools_digest"))
+    tools = call.request.get("tools_digest")
+    return (*_digests(call), None, None if tools is None else str(tools))
 
 
 def has_tools(call: CallRecord) -> bool:
