@@ -10,7 +10,7 @@ import msgspec
 
 from evener.errors import InfraError
 from evener.service_client import ServiceClient
-from evener.trace.session import SessionSpec, SessionState
+from evener.trace.session import PromptProblem, SessionSpec, SessionState
 
 READY_S = 5.0
 """Longest wait for the answer whether a proxy is ready; it waits 3 s for its own store."""
@@ -63,6 +63,10 @@ class ProxyAdmin(ServiceClient):
         except (aiohttp.ClientError, TimeoutError) as error:
             return f"{self._url}: {error or type(error).__name__}"
         return None if response.status == 200 else content[:300].decode(errors="replace")
+
+    async def prompt_problem(self) -> str | None:
+        """Why the engines cannot be given prompts as ids; None where they can. Raises InfraError while no engine answers."""
+        return msgspec.json.decode(await self._request("GET", "/v1/prompts"), type=PromptProblem).problem
 
     async def _request(self, method: str, path: str, body: object = None) -> bytes:
         data = None if body is None else msgspec.json.encode(body)

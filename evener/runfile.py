@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from evener.api.types import PromptMode, Thinking
 from evener.errors import InputError
 from evener.settings import SandboxKind
 
@@ -35,6 +36,8 @@ class Rollouts(Section):
     concurrent: int = Field(default=16, ge=1)
     sandbox: SandboxKind = "auto"
     temperature: float = Field(default=1.0, gt=0, le=10)
+    prompt: PromptMode = Field(default="render", description="token_in: from the sampled tokens, where the template allows it")
+    thinking: Thinking = Field(default="keep", description="of earlier turns, in token_in: keep what was sampled, or strip")
 
 
 class Budget(Section):

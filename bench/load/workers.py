@@ -206,4 +206,5 @@ def _spec(lease: RolloutLease) -> SessionSpec:
         sampling=lease.sampling,
         budget=lease.budget,
         prompt_mode=lease.prompt_mode,
+        thinking=lease.thinking,
     )

@@ -14,6 +14,12 @@ REPORT_S = 600.0
 """How long a worker is heard of after its report, at most: one that was not read by then is lost or a dead letter, and its work
 is to be done again."""
 
+PromptMode = Literal["render", "token_in"]
+"""How a prompt is made: by the engine's template from the agent's messages, or from the ids of the call it goes on from."""
+
+Thinking = Literal["keep", "strip"]
+"""What ``token_in`` does with thinking that the template strips from earlier turns: keep what was sampled, or do as it does."""
+
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     """How the policy is sampled, whatever the agent asks for."""
@@ -63,7 +69,8 @@ class RolloutLease(msgspec.Struct, frozen=True, kw_only=True):
     sandbox: Literal["auto", "bubblewrap", "docker", "process"]
     sampling: Sampling
     budget: Budget
-    prompt_mode: Literal["render", "token_in"] = "render"
+    prompt_mode: PromptMode = "render"
+    thinking: Thinking = "keep"
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):

@@ -98,6 +98,8 @@ async def _summary(api: ApiClient, state: dict[str, Any]) -> None:
     out.print(f"{state['name']}: {state['state']}{took}, {state['rollouts']['done']} rollouts: {outcomes(state)}")
     if state["reason"]:
         out.print(state["reason"])
+    if state["prompt_reason"]:
+        out.print(f"its prompts were rendered, although the run file asks for token_in: {state['prompt_reason']}")
     out.print(pass1_table(state))
     failed = await _one_failed(api, state)
     if failed is not None:

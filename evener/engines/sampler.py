@@ -43,6 +43,12 @@ class EngineRefused(Exception):
         return self.param in ("input_tokens", "max_tokens", "max_completion_tokens") or "maximum context length" in self.message
 
 
+class PromptGiven(msgspec.Struct, frozen=True):
+    """The prompt as a JSON list of ids, which replaces the messages (`evener.engines.token_in`)."""
+
+    prompt_token_ids: msgspec.Raw
+
+
 class SampleRequest(msgspec.Struct, omit_defaults=True, kw_only=True):
     """Body of the chat route, as the engine gets it. ``messages``, ``tools``, ``tool_choice`` are the agent's, verbatim.
 
@@ -68,6 +74,7 @@ class SampleRequest(msgspec.Struct, omit_defaults=True, kw_only=True):
     repetition_penalty: float
     logprobs: bool
     return_token_ids: bool
+    kv_transfer_params: PromptGiven | None = None
 
 
 def neutral_request(model: str, messages: Sequence[msgspec.Raw], temperature: float) -> SampleRequest:
@@ -151,6 +158,10 @@ class Sampler(Protocol):
 
     async def probe(self, model: str) -> Level:
         """Sample one token to learn what the engine lets us record. Raises EngineUnavailable, EngineRefused, InfraError."""
+        ...
+
+    async def post(self, path: str, body: bytes) -> bytes:
+        """The answer to a document, for other routes than these. Raises EngineUnavailable, EngineRefused."""
         ...
 
 
@@ -329,6 +340,10 @@ class VllmSampler:
                 raise
         self._plain = True
         return (await self.sample(request)).level
+
+    async def post(self, path: str, body: bytes) -> bytes:
+        """The answer to a document, for other routes than these."""
+        return await self._request("POST", path, body)
 
     async def _get(self, path: str) -> bytes:
         try:

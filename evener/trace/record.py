@@ -43,8 +43,9 @@ class CallRecord:
 
     ``versions`` names the policy version of each completion token, equal to ``version_dispatch`` where the engine does not
     say. ``request`` holds ``system_digests``, ``tools_digest``, the new ``messages`` (those after the first
-    ``messages_kept`` of call number ``messages_base``), ``asked`` and ``used`` sampling, and the ``flaw`` of token data that
-    were not kept; ``reply`` the canonical reply with the ids that we minted.
+    ``messages_kept`` of call number ``messages_base``), ``asked`` and ``used`` sampling, the ``flaw`` of token data that were
+    not kept, and in prompt mode ``token_in`` the ``prompt``: the number of the call that it goes on ``from``, or why it was
+    ``refused``; ``reply`` the canonical reply with the ids that we minted.
     """
 
     call_id: str

@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from evener.api.types import Budget, Sampling
+from evener.api.types import Budget, PromptMode, Sampling, Thinking
 from evener.messages import Sealed
 
 BudgetSpent = Literal["calls", "tokens", "context", "wall"]
@@ -28,7 +28,14 @@ class SessionSpec(msgspec.Struct, frozen=True, kw_only=True):
     oldest_version: int | None = None
     sampling: Sampling = Sampling()
     budget: Budget = Budget()
-    prompt_mode: Literal["render", "token_in"] = "render"
+    prompt_mode: PromptMode = "render"
+    thinking: Thinking = "keep"
+
+
+class PromptProblem(msgspec.Struct, frozen=True):
+    """Answer to ``GET /v1/prompts``: why the engines cannot be given prompts as ids, None where they can."""
+
+    problem: str | None
 
 
 class SessionState(msgspec.Struct, frozen=True, kw_only=True):

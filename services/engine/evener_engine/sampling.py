@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How one call samples. `temperature` 0 is greedy; `top_k` 0 is off; `stop` are strings, cut from the text."""
+    """How one call samples. `temperature` 0 is greedy; `top_k` 0 is off; `stop` are strings, cut from the text; of the tokens
+    only those `allowed` are drawn (None: all)."""
 
     max_tokens: int
     temperature: float = 1.0
@@ -29,6 +30,7 @@ class Sampling:
     stop: tuple[str, ...] = ()
     stop_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
+    allowed: tuple[int, ...] | None = None
 
     def draws(self, seed: int) -> list[float]:
         """One uniform number in [0, 1) a token, from the call's own seed, else from `seed`."""
@@ -39,7 +41,7 @@ class Sampling:
 def sample(logits: Tensor, how: Sequence[Sampling], draws: Sequence[float]) -> tuple[list[int], list[float]]:
     """Draw a token for each row of `logits` `[rows, vocab]`; ids and processed log-probabilities.
 
-    Order as in vLLM: temperature, top-k, top-p. A greedy row reports the distribution at temperature 1.
+    Order as in vLLM: allowed tokens, temperature, top-k, top-p. A greedy row reports the distribution at temperature 1.
     """
     temperatures = torch.tensor([s.temperature or 1.0 for s in how])
     logits = _truncate(logits / temperatures[:, None], how)
@@ -64,6 +66,10 @@ def _finite(value: float) -> bool:
 
 def _truncate(logits: Tensor, how: Sequence[Sampling]) -> Tensor:
     for row, s in enumerate(how):
+        if s.allowed is not None:
+            kept = logits[row, list(s.allowed)]
+            logits[row] = float("-inf")
+            logits[row, list(s.allowed)] = kept
         if s.temperature == 0:
             continue
         if 0 < s.top_k < logits.shape[1]:

@@ -138,6 +138,8 @@ class Engine:
     def _prepare(self, body: ChatRequest) -> tuple[list[int], Sampling]:
         """Prompt ids and sampling of a request; ApiError where it cannot be served."""
         self._check_model(body.model)
+        if not all(0 <= token < self._arch.vocab for token in body.allowed_token_ids or ()):
+            raise ApiError(400, f"allowed_token_ids must be ids below {self._arch.vocab}.", "allowed_token_ids")
         given = body.kv_transfer_params.prompt_token_ids if body.kv_transfer_params else None
         if given is not None:
             if not given or not all(0 <= token < self._arch.vocab for token in given):

@@ -36,7 +36,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "min_tokens": (None, 0),
     "logit_bias": (None, {}),
     "bad_words": (None, []),
-    "allowed_token_ids": (None,),
     "structured_outputs": (None,),
     "response_format": (None, {"type": "text"}),
     "echo": (None, False),
@@ -79,6 +78,7 @@ class ChatRequest(msgspec.Struct):
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool = False
+    allowed_token_ids: list[int] | None = None
     logprobs: bool | None = None
     return_token_ids: bool | None = None
     stream: bool | None = None
@@ -105,6 +105,8 @@ class ChatRequest(msgspec.Struct):
             raise ApiError(400, f"top_p must be in (0, 1], got {top_p}.", "top_p")
         if self.top_k is not None and self.top_k < -1:
             raise ApiError(400, f"top_k must be 0 (off), -1 (off) or at least 1, got {self.top_k}.", "top_k")
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise ApiError(400, "allowed_token_ids must not be empty.", "allowed_token_ids")
         if self.seed is not None and not -(2**63) <= self.seed < 2**63:
             raise ApiError(400, f"seed must fit 64 bits, got {self.seed}.", "seed")
         return Sampling(
@@ -116,6 +118,7 @@ class ChatRequest(msgspec.Struct):
             stop=tuple(stop for stop in ([self.stop] if isinstance(self.stop, str) else self.stop or ()) if stop),
             stop_ids=frozenset(self.stop_token_ids or ()),
             ignore_eos=self.ignore_eos,
+            allowed=tuple(self.allowed_token_ids) if self.allowed_token_ids is not None else None,
         )
 
 

@@ -32,6 +32,10 @@ class Sessions(Protocol):
         """Forget the session and its captures."""
         ...
 
+    async def prompt_problem(self) -> str | None:
+        """Why the engines cannot be given prompts as ids; None where they can. Raises InfraError while no engine answers."""
+        ...
+
 
 class Feed:
     """The latest changes, each with a number that grows, also across restarts (it starts at the clock's milliseconds)."""

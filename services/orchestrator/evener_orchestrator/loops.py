@@ -16,7 +16,7 @@ from evener import log
 from evener_orchestrator import planner
 from evener_orchestrator.consumer import consume
 from evener_orchestrator.context import Context
-from evener_orchestrator.ledger import regrades
+from evener_orchestrator.ledger import regrades, runs
 from evener_orchestrator.ledger.attempts import expire
 from evener_orchestrator.ledger.models import Run
 from evener_orchestrator.ledger.reissue import REISSUE_S, reissue
@@ -74,8 +74,12 @@ async def run_regrading(context: Context) -> None:
 async def plan(context: Context) -> None:
     """Advance every run that is running."""
     async with context.ledger.read() as session:
-        runs = (await session.scalars(select(Run.id).where(Run.state == RunState.RUNNING).order_by(Run.id))).all()
-    for run_id in runs:
+        running = select(Run.id, Run.prompt_mode).where(Run.state == RunState.RUNNING).order_by(Run.id)
+        found = (await session.execute(running)).all()
+    for run_id, prompt_mode in found:
+        if prompt_mode == runs.UNKNOWN:
+            problem = await context.sessions.prompt_problem()
+            await context.ledger.write(partial(runs.resolve_prompts, run_id=run_id, problem=problem))
         await context.ledger.write(partial(planner.advance, run_id=run_id))
 
 

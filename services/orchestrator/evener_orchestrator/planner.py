@@ -15,6 +15,7 @@ from evener_orchestrator.ledger.endings import end_run, retire
 from evener_orchestrator.ledger.engine import Transaction
 from evener_orchestrator.ledger.locks import lock_run, take_turn
 from evener_orchestrator.ledger.models import Group, Rollout, Run, RunTask
+from evener_orchestrator.ledger.runs import UNKNOWN
 from evener_orchestrator.ledger.versions import latest
 from evener_orchestrator.schedule import pick_harness, pick_task
 from evener_orchestrator.states import GroupState, RolloutState, RunState
@@ -31,7 +32,7 @@ async def advance(tx: Transaction, run_id: str) -> None:
     if not await take_turn(tx, f"plan {run_id}"):
         return
     run = await lock_run(tx, run_id)
-    if run.state is not RunState.RUNNING:
+    if run.state is not RunState.RUNNING or run.prompt_mode == UNKNOWN:
         return
     file = RunFile.model_validate(run.file)
     if run.evaluating is not None and not await evaluation.running(tx.session, run):

@@ -13,7 +13,8 @@ from redis.exceptions import RedisError
 from starlette.routing import Route
 
 from evener import health
-from evener.trace.session import SessionSpec
+from evener.engines.sampler import EngineUnavailable
+from evener.trace.session import PromptProblem, SessionSpec
 from evener.trace.store import SessionExists
 from evener_proxy.engines import Engines
 from evener_proxy.metrics import Metrics
@@ -53,6 +54,12 @@ def create_admin(sessions: Sessions, engines: Engines, metrics: Metrics, redis: 
         await store.delete(str(request.path_params["session_id"]))
         return Response(status_code=204)
 
+    async def prompt_problem(_: Request) -> Response:
+        try:
+            return _json(200, PromptProblem(await engines.prompt_problem()))
+        except EngineUnavailable as error:
+            return _error(503, str(error))
+
     async def healthz(_: Request) -> Response:
         return _json(200, {"status": "ok"})
 
@@ -86,6 +93,7 @@ def create_admin(sessions: Sessions, engines: Engines, metrics: Metrics, redis: 
         Route(session, guarded(read_session), methods=["GET"]),
         Route(session + "/seal", guarded(seal_session), methods=["POST"]),
         Route(session, guarded(delete_session), methods=["DELETE"]),
+        Route("/v1/prompts", guarded(prompt_problem), methods=["GET"]),
         Route("/healthz", healthz),
         Route("/readyz", readyz),
         Route("/metrics", numbers),

@@ -69,14 +69,23 @@ def to_reserve(spec: SessionSpec, request: CallRequest, window: int | None) -> i
 
 
 async def output_limit(
-    sampler: Sampler, body: SampleRequest, *, grant: int, window: int | None, engine_window: int | None
+    sampler: Sampler,
+    body: SampleRequest,
+    *,
+    grant: int,
+    window: int | None,
+    engine_window: int | None,
+    prompt_tokens: int | None = None,
 ) -> int | None:
     """``max_tokens`` for the engine: at most ``grant``, and prompt + completion within ``window``.
 
     The prompt's length is asked for only where it matters. None: the engine's own end of window is the limit (vLLM refuses a
     ``max_tokens`` beyond it). Where the engine does not count, the prompt is estimated from its bytes, and the engine's own
-    error for a full window says the rest. Raises Spent where the prompt alone fills the window.
+    error for a full window says the rest. ``prompt_tokens``: its length, where it is given as ids, less than the window. Raises
+    Spent where the prompt alone fills the window.
     """
+    if prompt_tokens is not None:
+        return grant if window is None else min(grant, window - prompt_tokens)
     if window is None or grant + _most_tokens(body) <= window:
         return grant
     if grant >= window and window == engine_window:

@@ -7,10 +7,8 @@ delivery.
 """
 
 import asyncio
-import hashlib
 import time
 from dataclasses import dataclass
-from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -18,19 +16,21 @@ from redis.exceptions import RedisError
 
 from evener import log
 from evener.engines.sampler import EngineRefused, EngineStatus, EngineUnavailable, Sample, SampleRequest, neutral_request
+from evener.engines.token_in import TokenInRoute, given
 from evener.errors import InfraError
 from evener.ids import new_id
-from evener.trace.prefix import Head, find_base, find_messages_base, message_digests, prefix_digests
-from evener.trace.record import NO_BASE, CallRecord, Ids, encode
 from evener.trace.session import BudgetSpent
-from evener.trace.store import Commit, Intent, Mark, OpenedSession, Refused, Sending, Stored
+from evener.trace.store import Intent, Mark, OpenedSession, Refused, Sending, Stored
 from evener_proxy import budget
 from evener_proxy.budget import Spent
 from evener_proxy.canonical import CallError, CallRequest, Dialect, R, Reply, mint_reply
+from evener_proxy.capture import Asked, Call, to_commit
 from evener_proxy.engines import Engine, Engines
 from evener_proxy.faults import Fault, engine_fault, refusal, request_fault, uncaptured
 from evener_proxy.metrics import Metrics
 from evener_proxy.sessions import Sessions, unknown_key
+from evener_proxy.token_in.prompts import Choice, Prompts
+from evener_proxy.token_in.refusals import Refusal
 
 RETRY_S = 60.0  # a restarted engine is back within a minute; agents wait longer than that for a reply
 BUSY_S = 0.05
@@ -49,17 +49,6 @@ class Answered:
     spent: BudgetSpent | None = None
 
 
-@dataclass(slots=True)
-class _Asked:
-    """A sample and where it came from."""
-
-    sample: Sample
-    engine: Engine
-    used: dict[str, Any]
-    dispatched: int
-    completed: int
-
-
 class Calls:
     """Takes calls of any session; holds nothing between them."""
 
@@ -69,6 +58,7 @@ class Calls:
         self._engines = engines
         self._metrics = metrics
         self._retry_s = retry_s
+        self._prompts = Prompts(sessions.store)
 
     async def run(self, session: OpenedSession, request: R, dialect: Dialect[R], sending: Sending) -> Answered:
         """Sample and commit one call. Raises CallError. Cancelled before its commit, it leaves no call; later, it is whole."""
@@ -80,7 +70,7 @@ class Calls:
                 f"{request.constrained}: constrained decoding is refused in training sessions",
                 param=request.constrained,
             )
-        call = _Call(new_id(), session, request, dialect.name, dialect.call_prefix, time.time(), sending)
+        call = Call(new_id(), session, request, dialect.name, dialect.call_prefix, time.time(), sending)
         try:
             intent = await self._intent(call)
             if isinstance(intent, Stored):
@@ -127,7 +117,7 @@ class Calls:
         """Tokens that prompt and completion of one call may have together; None where nothing says."""
         return budget.window_of(session.spec, self._engines.peek(session.spec))
 
-    async def _stored(self, call: "_Call", number: int) -> Answered:
+    async def _stored(self, call: Call, number: int) -> Answered:
         """The reply that a committed call has left, for the client that has not got it."""
         reply = await self._store.reply(call.session.spec.session_id, number)
         if reply is None:
@@ -135,7 +125,7 @@ class Calls:
         self._metrics.replayed += 1
         return Answered(number, msgspec.convert(reply, Reply))
 
-    async def _intent(self, call: "_Call") -> Intent | Stored:
+    async def _intent(self, call: Call) -> Intent | Stored:
         try:
             _, status = await self._pick(call)
         except EngineUnavailable:
@@ -162,7 +152,7 @@ class Calls:
             await asyncio.sleep(pause)
             pause = min(2 * pause, 1.0)
 
-    async def _ask(self, call: "_Call", intent: Intent) -> _Asked:
+    async def _ask(self, call: Call, intent: Intent) -> Asked:
         """The engine's reply, asked for again while engines fail. Raises Fault."""
         deadline = time.monotonic() + self._retry_s
         pause = 0.25
@@ -180,20 +170,12 @@ class Calls:
             await asyncio.sleep(pause)
             pause = min(2 * pause, 5.0)
 
-    async def _ask_once(self, call: "_Call", intent: Intent) -> _Asked:
-        spec, request = call.session.spec, call.request
+    async def _ask_once(self, call: Call, intent: Intent) -> Asked:
+        spec = call.session.spec
         engine, status = await self._pick(call)
-        body = _to_sample(request, status.model, spec.sampling.temperature)
-        body.request_id = f"{call.id}-{call.failures}"
         try:
-            body.max_tokens = await budget.output_limit(
-                engine.sampler,
-                body,
-                grant=intent.grant,
-                window=budget.window_of(spec, status),
-                engine_window=status.window,
-            )
-            sample = await engine.sampler.sample(body, spec.session_id)
+            choice = await self._choose(call, intent, engine, status) if spec.prompt_mode == "token_in" else None
+            sample, body, choice = await self._sample(call, intent, engine, status, choice)
         except EngineRefused as error:
             raise request_fault(error) from error
         if sample.flaw is not None:
@@ -204,14 +186,54 @@ class Calls:
         completed = await _completed_version(engine, sample, spec.version)
         _check_version(spec.version, sample, status, completed)
         used = {"temperature": body.temperature, "top_p": body.top_p, "top_k": body.top_k, "max_tokens": body.max_tokens}
-        return _Asked(sample, engine, used | {"stop": request.stop}, status.version, completed)
+        return Asked(sample, engine, used | {"stop": body.stop}, status.version, completed, choice)
 
-    async def _pick(self, call: "_Call") -> tuple[Engine, EngineStatus]:
+    async def _choose(self, call: Call, intent: Intent, engine: Engine, status: EngineStatus) -> Choice:
+        return await self._prompts.choose(
+            call.session.spec,
+            call.request,
+            call.tools_digest,
+            intent.heads,
+            route=TokenInRoute(engine.sampler, status.model),
+            verdict=await engine.verdict(status.model),
+            window=budget.window_of(call.session.spec, status),
+        )
+
+    async def _sample(
+        self, call: Call, intent: Intent, engine: Engine, status: EngineStatus, choice: Choice | None
+    ) -> tuple[Sample, SampleRequest, Choice | None]:
+        """One trip to the engine, two where it refuses the ids; what was asked, and what the choice turned out to be.
+
+        The messages go along with the ids, so that an engine that leaves the ids aside has answered the plain request.
+        """
+        spec, ids = call.session.spec, choice.ids if choice is not None else None
+        body = _to_sample(call.request, status.model, spec.sampling.temperature)
+        body.request_id = f"{call.id}-{call.failures}"
+        body.kv_transfer_params = given(ids) if ids is not None else None
+        body.max_tokens = await budget.output_limit(
+            engine.sampler,
+            body,
+            grant=intent.grant,
+            window=budget.window_of(spec, status),
+            engine_window=status.window,
+            prompt_tokens=len(ids) if ids is not None else None,
+        )
+        try:
+            sample = await engine.sampler.sample(body, spec.session_id)
+        except EngineRefused as error:
+            if choice is None or ids is None or error.context_full:
+                raise
+            return await self._sample(call, intent, engine, status, choice.refused(Refusal.NOT_TAKEN))
+        if choice is not None and ids is not None and not np.array_equal(sample.prompt_ids, ids):
+            choice = choice.refused(Refusal.NOT_ECHOED)
+        return sample, body, choice
+
+    async def _pick(self, call: Call) -> tuple[Engine, EngineStatus]:
         return await self._engines.pick(call.session.spec, attempt=call.failures)
 
-    async def _commit(self, call: "_Call", intent: Intent, asked: _Asked) -> Answered:
+    async def _commit(self, call: Call, intent: Intent, asked: Asked) -> Answered:
         reply = mint_reply(asked.sample, call.prefix)
-        commit = _to_commit(call, intent, asked, reply)
+        record, commit = to_commit(call, intent, asked, reply)
         writing = asyncio.ensure_future(self._store.commit(call.session.spec.session_id, commit))
         try:
             await asyncio.shield(writing)
@@ -225,13 +247,15 @@ class Calls:
             await asyncio.wait((writing,))
             raise
         call.settled = True
+        if asked.choice is not None:
+            self._prompts.add(call.session.spec.session_id, record)
         self._metrics.calls += 1
         self._metrics.hosted_tools += call.request.hosted_tools
         self._metrics.prompt_tokens += commit.prompt_tokens
         self._metrics.sampled_tokens += commit.sampled
         return Answered(intent.number, reply)
 
-    def _alone(self, call: "_Call", intent: Intent, commit: "asyncio.Future[None]") -> None:
+    def _alone(self, call: Call, intent: Intent, commit: "asyncio.Future[None]") -> None:
         """A commit has ended for which nobody waited any more."""
         error = None if commit.cancelled() else commit.exception()
         if error is None and not commit.cancelled():
@@ -240,7 +264,7 @@ class Calls:
         elif not isinstance(error, Refused):
             self._sessions.owe_release(call.session.spec.session_id, call.id, call.sending.body)
 
-    async def _release(self, call: "_Call", *, fault: Fault | None = None, spent: BudgetSpent | None = None) -> None:
+    async def _release(self, call: Call, *, fault: Fault | None = None, spent: BudgetSpent | None = None) -> None:
         """Give the reservation back. A failure here is not the agent's: it is tried again, and the seal ends what is left."""
         try:
             await self._store.release(
@@ -257,37 +281,6 @@ class Calls:
             self._sessions.owe_release(call.session.spec.session_id, call.id, call.sending.body)
 
 
-class _Call:
-    """What is known of a call before it is sampled. ``texts``: its system texts and tool list by digest. ``settled``: it was
-    committed, or what becomes of its commit is seen to.
-    """
-
-    def __init__(
-        self,
-        call_id: str,
-        session: OpenedSession,
-        request: CallRequest,
-        dialect: str,
-        prefix: str,
-        started: float,
-        sending: Sending,
-    ) -> None:
-        self.id = call_id
-        self.session = session
-        self.request = request
-        self.dialect = dialect
-        self.prefix = prefix
-        self.started = started
-        self.sending = sending
-        self.failures = 0
-        self.settled = False
-        self.system_digests = [_digest(message) for message in request.messages[: request.systems]]
-        self.tools_digest = _digest(request.tools) if request.tools is not None else None
-        self.texts = dict(zip(self.system_digests, request.messages, strict=False))
-        if self.tools_digest is not None and request.tools is not None:
-            self.texts[self.tools_digest] = request.tools
-
-
 def _to_sample(request: CallRequest, model: str, temperature: float) -> SampleRequest:
     """What the engine is asked: the sampling is the session's, whatever the agent wished."""
     body = neutral_request(model, request.messages, temperature)
@@ -297,65 +290,6 @@ def _to_sample(request: CallRequest, model: str, temperature: float) -> SampleRe
     body.response_format = request.response_format
     body.stop = request.stop
     return body
-
-
-def _to_commit(call: _Call, intent: Intent, asked: _Asked, reply: Reply) -> Commit:
-    sample, request = asked.sample, call.request
-    views = [memoryview(message) for message in request.messages]
-    counts = message_digests(views, [len(views), *(head.messages for head in intent.heads)])
-    kept = find_messages_base(intent.heads, counts)
-    prompt, total = len(sample.prompt_ids), len(sample.prompt_ids) + len(sample.completion_ids)
-    lengths = [prompt, total, *(length for head in intent.heads for length in (head.prompt, head.total) if length <= prompt)]
-    digests = prefix_digests(np.concatenate((sample.prompt_ids, sample.completion_ids)), lengths)
-    record = CallRecord(
-        call_id=call.id,
-        session_id=call.session.spec.session_id,
-        number=intent.number,
-        prompt_ids=sample.prompt_ids,
-        completion_ids=sample.completion_ids,
-        logprobs=sample.logprobs,
-        versions=_versions(asked),
-        version_dispatch=asked.dispatched,
-        version_completion=asked.completed,
-        request={
-            "system_digests": call.system_digests,
-            "tools_digest": call.tools_digest,
-            "messages": request.messages[max(request.systems, kept.shared) :],
-            "messages_base": kept.number,
-            "messages_kept": kept.shared,
-            "asked": request.asked,
-            "used": asked.used,
-            **({"flaw": sample.flaw} if sample.flaw is not None else {}),
-        },
-        reply=cast("dict[str, Any]", msgspec.to_builtins(reply)),
-        dialect=call.dialect,
-        started=call.started,
-        ended=time.time(),
-        delivered="unknown",
-        level=sample.level,
-        engine=asked.engine.sampler.name,
-    )
-    return Commit(
-        call_id=call.id,
-        number=intent.number,
-        record=encode(record, find_base(intent.heads, digests) if prompt else NO_BASE),
-        head=Head(
-            intent.number, prompt, total, len(views), digests.get(prompt, b""), digests.get(total, b""), counts[len(views)]
-        ),
-        sampled=sample.completion_tokens,
-        prompt_tokens=sample.prompt_tokens,
-        failures=call.failures,
-        texts={
-            digest: bytes(text) for (digest, text), known in zip(call.texts.items(), intent.known, strict=True) if not known
-        },
-    )
-
-
-def _versions(asked: _Asked) -> Ids:
-    """Per token; the version at dispatch, the oldest that it can be, where the engine does not say."""
-    if asked.sample.versions is not None:
-        return asked.sample.versions
-    return np.full(len(asked.sample.completion_ids), asked.dispatched, np.int32)
 
 
 async def _completed_version(engine: Engine, sample: Sample, pinned: int | None) -> int:
@@ -377,7 +311,3 @@ def _check_version(pinned: int | None, sample: Sample, status: EngineStatus, com
         found = {status.version, completed}
     if found - {pinned}:
         raise InfraError("version_changed", f"the session is pinned to version {pinned}, the reply has {sorted(found)}")
-
-
-def _digest(text: msgspec.Raw) -> str:
-    return hashlib.sha256(memoryview(text)).hexdigest()

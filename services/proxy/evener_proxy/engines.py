@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING
 
 from evener import log
 from evener.engines.sampler import EngineRefused, EngineStatus, EngineUnavailable, Sampler
+from evener.engines.token_in import TokenInRoute
 from evener.errors import InfraError
 from evener.trace.session import SessionSpec
+from evener_proxy.token_in import soundness
+from evener_proxy.token_in.soundness import Verdict
 
 if TYPE_CHECKING:
     from evener.trace.record import Level
@@ -30,6 +33,8 @@ class Engine:
         self.status: EngineStatus | None = None
         self.level: Level | None = None
         self.problem: str | None = "not asked yet"
+        self._verdict: Verdict | None = None
+        self._judging = asyncio.Lock()
 
     def unfit(self, spec: SessionSpec) -> int:
         """0: fit; 1: serves another version than the pinned one, or too old a one; 2: does not answer."""
@@ -43,9 +48,27 @@ class Engine:
             self.status = await self.sampler.status()
         except (EngineUnavailable, EngineRefused, InfraError) as error:
             self.problem = str(error)
+            self._verdict = None  # when it is back it may serve another policy
             raise
         self.problem = None
         return self.status
+
+    async def verdict(self, model: str) -> Verdict:
+        """Whether the policy's prompts may be given as ids; found out when it is first asked for. Raises EngineUnavailable."""
+        async with self._judging:
+            if self._verdict is None:
+                self._verdict = await self._judge(model)
+                _log.info("template", url=self.sampler.name, problem=self._verdict.problem, skeleton=self._verdict.skeleton)
+            return self._verdict
+
+    async def _judge(self, model: str) -> Verdict:
+        try:
+            level = self.level or await self.sampler.probe(model)
+        except (EngineRefused, InfraError) as error:
+            return Verdict(f"the engine answers no prompt: {error}")
+        if level == "text":
+            return Verdict("the engine gives no token ids")
+        return await soundness.check(TokenInRoute(self.sampler, model))
 
     async def watch(self) -> None:
         """Refresh for ever; probe the capture level once an engine answers."""
@@ -95,6 +118,18 @@ class Engines:
         if len(self.all) == 1:
             return self.all
         return sorted(self.all, key=lambda engine: (engine.unfit(spec), _weight(spec.session_id, engine)))
+
+    async def prompt_problem(self) -> str | None:
+        """Why prompts cannot be given as ids by every engine that answers; None where they can. Raises EngineUnavailable."""
+        answering = [engine for engine in self.all if engine.problem is None]
+        if not answering:
+            raise EngineUnavailable("no engine answers")
+        for engine in answering:
+            assert engine.status is not None, "an engine that answers has said what it serves"
+            problem = (await engine.verdict(engine.status.model)).problem
+            if problem is not None:
+                return f"{engine.sampler.name}: {problem}"
+        return None
 
     def problems(self, oldest: int = 0) -> list[str]:
         """What keeps the engines from serving version ``oldest`` or a later one; empty while at least one does.

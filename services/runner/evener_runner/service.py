@@ -63,6 +63,7 @@ class ProxySessions:
             sampling=lease.sampling,
             budget=lease.budget,
             prompt_mode=lease.prompt_mode,
+            thinking=lease.thinking,
         )
         try:
             return await self._admin.open(spec)

@@ -67,3 +67,11 @@ def test_errors_name_file_and_key(tmp_path, change: tuple[str, str], says: str):
 def test_a_missing_file(tmp_path):
     with pytest.raises(InputError, match="No such file"):
         read(tmp_path / "absent.toml")
+
+
+def test_prompts_are_rendered_unless_the_file_says_otherwise(tmp_path):
+    assert read(write(tmp_path, GOOD)).rollouts.prompt == "render"
+    path = write(tmp_path, GOOD.replace("group_size = 8", 'prompt = "token_in"\nthinking = "strip"'))
+    assert (read(path).rollouts.prompt, read(path).rollouts.thinking) == ("token_in", "strip")
+    with pytest.raises(InputError, match=r"rollouts.prompt: Input should be 'render' or 'token_in'"):
+        read(write(tmp_path, GOOD.replace("group_size = 8", 'prompt = "tokens"')))

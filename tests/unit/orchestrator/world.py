@@ -84,6 +84,10 @@ class FakeSessions:
         self.trace = trace
         self.sealed: list[str] = []
         self.deleted: list[str] = []
+        self.problem: str | None = None
+
+    async def prompt_problem(self) -> str | None:
+        return self.problem
 
     async def seal(self, session_id: str) -> None:
         self.sealed.append(session_id)

@@ -96,6 +96,7 @@ async def claim(tx: Transaction, session: str, *, runner: str, lease_s: float) -
         sampling=Sampling(temperature=file.rollouts.temperature),
         budget=Budget(**file.budget.model_dump()),
         prompt_mode="token_in" if held.run.prompt_mode == "token_in" else "render",
+        thinking=file.rollouts.thinking,
     )
 
 

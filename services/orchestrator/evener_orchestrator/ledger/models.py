@@ -62,7 +62,10 @@ class Run(Base):
     file: Mapped[Json] = mapped_column(comment="the run file")
     trusted: Mapped[bool] = mapped_column(comment="the tasks are the user's own")
     prompt_mode: Mapped[str] = mapped_column(
-        String(8), default="render", comment="render or token_in, as resolved at submission"
+        String(8), default="render", comment="render or token_in; unknown until the engines were asked, before any rollout"
+    )
+    prompt_reason: Mapped[str] = mapped_column(
+        Text, default="", server_default="", comment="why it is render although token_in was asked for"
     )
     step: Mapped[int] = mapped_column(default=0, comment="the last optimizer step recorded")
     evaluating: Mapped[int | None] = mapped_column(comment="the policy version under evaluation")

@@ -27,6 +27,8 @@ def summary(run: Run) -> dict[str, Any]:
         "step": run.step,
         "steps": file.train.steps if file.train else 0,
         "reason": run.reason,
+        "prompt": run.prompt_mode,
+        "prompt_reason": run.prompt_reason,
         "started": run.created_at.timestamp(),
         "ended": run.ended_at.timestamp() if run.ended_at else None,
     }

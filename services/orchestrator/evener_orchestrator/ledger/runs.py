@@ -29,6 +29,9 @@ PATHS = ("tasks", "eval.tasks", "policy")
 ONE_AT_A_TIME = "run"
 """A turn (`locks.await_turn`) of whoever lets a run run."""
 
+UNKNOWN = "unknown"
+"""Prompt mode of a run that asks for ``token_in``, until `resolve_prompts`."""
+
 UNFINISHED = (RunState.RUNNING, RunState.PAUSED)
 
 
@@ -101,6 +104,15 @@ async def resume(tx: Transaction, run_id: str) -> Run:
     return run
 
 
+async def resolve_prompts(tx: Transaction, run_id: str, problem: str | None) -> None:
+    """Decide a run's prompt mode, once. ``problem``: why the engines cannot be given prompts as ids, None where they can."""
+    run = await lock_run(tx, run_id)
+    if run.prompt_mode == UNKNOWN:
+        run.prompt_mode = "token_in" if problem is None else "render"
+        run.prompt_reason = problem or ""
+        tx.note("run", run_id=run.id, state=run.state, prompt=run.prompt_mode, prompt_reason=run.prompt_reason)
+
+
 def _check_unfinished(run: Run) -> None:
     if run.state not in UNFINISHED:
         raise Conflict(f"run {run.id} is {run.state}")
@@ -144,6 +156,7 @@ async def _create(tx: Transaction, submission: Submission, tasks: dict[str, list
         policy=policy,
         file=submission.file.model_dump(mode="json"),
         trusted=submission.trusted,
+        prompt_mode=UNKNOWN if submission.file.rollouts.prompt == "token_in" else "render",
         created_at=tx.now,
     )
     tx.session.add(run)

@@ -9,7 +9,7 @@ from alembic import op
 from evener_orchestrator.ledger.types import Document
 
 revision = "0007"
-down_revision = "0005"
+down_revision = "0006"
 branch_labels = None
 depends_on = None
 
