@@ -34,11 +34,28 @@ FORK_CAUSES: dict[ForkCause, str] = {
     "unknown": "a new beginning that nothing recorded explains",
 }
 
-_TEMPLATE_REFUSALS = {
-    "unsound", "media", "end_unclear", "template_failed", "turn_not_rendered", "new_not_rendered", "overlap", "no_stop",
-    "turn_differs", "context_full", "not_taken", "not_echoed",
-}  # fmt: skip
-"""What the proxy records, in prompt mode ``token_in``, of prompts whose history went on but that it could not give as ids."""
+_REFUSED: dict[str, ForkCause] = {
+    "thinking_dropped": "thinking_dropped",
+    **dict.fromkeys(
+        (
+            "unsound",
+            "media",
+            "end_unclear",
+            "template_failed",
+            "turn_not_rendered",
+            "new_not_rendered",
+            "overlap",
+            "no_stop",
+            "turn_differs",
+            "context_full",
+            "not_taken",
+            "not_echoed",
+        ),
+        "template",
+    ),
+}
+"""By what the proxy records, in prompt mode ``token_in``, of a history that goes on but could not be given as ids
+(`evener_proxy.token_in.refusals`); its other reasons say no more than the graph does."""
 
 BEFORE, AFTER = 40, 120
 """Characters of a text that are shown around its first difference."""
@@ -151,11 +168,9 @@ class _Explained:
             return "thinking_dropped", before
         position = _shared(before.tokens, call.prompt_ids)
         sampled = self._sampled_at(before, position)
-        if _refusal(call) == "thinking_dropped" or (sampled is not None and self._thinking_left_out(sampled, position)):
+        if sampled is not None and self._thinking_left_out(sampled, position):
             return "thinking_dropped", before
-        if _refusal(call) in _TEMPLATE_REFUSALS or sampled is None:
-            return "template", before
-        return "retokenised", before
+        return _REFUSED.get(_refusal(call), "template" if sampled is None else "retokenised"), before
 
     def _sampled_at(self, leaf: CallRecord, position: int) -> CallRecord | None:
         """The call of ``leaf``'s branch that sampled the token at ``position``, None where it is of a prompt."""
