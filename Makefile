@@ -1,6 +1,6 @@
 # Each target sets up what it needs; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo test test-fast test-processes test-chaos test-stack test-harnesses test-tamper bench-proxy bench-load lint wheel clean
+.PHONY: help setup setup-dev demo test test-fast test-processes test-chaos test-stack test-harnesses test-tamper bench-proxy bench-trace bench-load lint wheel clean
 
 V := .venv/bin
 export TOKENIZERS_PARALLELISM := false
@@ -50,6 +50,9 @@ test-tamper: setup-dev ## attacks on a score, as real workspaces, against both t
 
 bench-proxy: setup ## the proxy's cost beside OpenEnv's capture proxy, in one run (needs redis-server)
 	@$(V)/python -m bench.proxy $(BENCH)
+
+bench-trace: setup ## what a trace costs: time to training rows, bytes a captured turn, tokens that a chain spares
+	@$(V)/python -m bench.trace $(BENCH)
 
 bench-load: setup-dev ## scripted rollouts on real stores and services: LOAD="--rollouts 10000" (docs/durability.md)
 	@$(V)/python -m bench.load $(LOAD)

@@ -30,7 +30,7 @@ POOL = np.random.default_rng(0)
 IDS = POOL.integers(0, 150_000, 1_000_000, dtype=np.int32)
 LOGPROBS = -POOL.exponential(0.3, 1_000_000).astype(np.float32)
 REQUEST = {"system_digests": ["s"], "messages": [{"role": "tool", "content": "x" * 800}], "messages_base": 0}
-FORKS = (None, None, None, None, None, None, None, "rewritten", "repeated", "branched")
+FORKS = (None, None, None, None, None, None, None, "retokenised", "retry", "history_edited")
 FAULTS = ("lease_expired", "calls_lost", "sandbox_failed")
 
 
@@ -55,6 +55,7 @@ def archive(attempt: str, number: int, version: int) -> tuple[list[dict[str, Any
                 "attempt_id": attempt,
                 "number": place + 1,
                 "parent_id": f"{attempt}-{place}" if place else None,
+                "call_class": "agent",
                 "fork": FORKS[number % len(FORKS)] if place == CALLS - 1 else None,
                 "prompt_tokens": 500 * place + CONTEXT,
                 "sampled_tokens": SAMPLED,
@@ -99,6 +100,7 @@ def archive(attempt: str, number: int, version: int) -> tuple[list[dict[str, Any
         "version_runs": [[start, end, version] for start, end in masked],
         "spans": spans,
         "trained_tokens": SAMPLED * CALLS,
+        "provenance": {},
         "digest": "0" * 64,
     }
     return calls, sequence

@@ -55,6 +55,9 @@ CAUSES: dict[str, Cause] = {
         "set EVENER_AMQP_URL to the broker's URL; the embedded stack issues again by itself what had no effect",
     ),
     "query_invalid": Cause(Boundary.INPUT, "the database refused the query", "see docs/sql.md for tables and views"),
+    "not_verifiable": Cause(
+        Boundary.INPUT, "the rollout cannot be scored again", "name an engine that serves its version, or another rollout"
+    ),
     "not_found": Cause(Boundary.INPUT, "no such object", "list what there is with `ls`"),
     "port_occupied": Cause(Boundary.INPUT, "another program listens on the port", "stop it, or set the port's EVENER_*_PORT"),
     "folder_in_use": Cause(Boundary.INPUT, "another evener runs in this folder", "wait for it, stop it, or set EVENER_DATA"),

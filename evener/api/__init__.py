@@ -1,6 +1,7 @@
 """The orchestrator's API as its clients see it: wire types and a client."""
 
 from evener.api.client import ApiClient, Refused
+from evener.api.provenance import UNTRAINED, Provenance, Sampled, Untrained
 from evener.api.types import (
     REPORT_S,
     Budget,
@@ -18,17 +19,21 @@ from evener.api.types import (
 
 __all__ = [
     "REPORT_S",
+    "UNTRAINED",
     "ApiClient",
     "Budget",
     "GroupOrder",
     "HarnessRef",
     "Heartbeat",
     "LearnerLease",
+    "Provenance",
     "Refused",
     "RolloutLease",
+    "Sampled",
     "Sampling",
     "ScoreOrder",
     "TrainedRollout",
     "TrainedSequence",
+    "Untrained",
     "VersionGrant",
 ]

@@ -8,6 +8,8 @@ from typing import Literal
 
 import msgspec
 
+from evener.api.provenance import Provenance
+
 REPORT_S = 600.0
 """How long a worker is heard of after its report, at most: one that was not read by then is lost or a dead letter, and its work
 is to be done again."""
@@ -128,7 +130,10 @@ class VersionGrant(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrainedSequence(msgspec.Struct, frozen=True, kw_only=True):
-    """One training row: ``ids`` int32, ``mask`` uint8, ``logprobs`` float32, ``versions`` int32, equally many elements."""
+    """One training row: ``ids`` int32, ``mask`` uint8, ``logprobs`` float32, ``versions`` int32, equally many elements.
+
+    ``digest`` is over the four; ``provenance`` None for rows that were archived before rows had one.
+    """
 
     sequence_id: str
     ids: bytes
@@ -136,6 +141,7 @@ class TrainedSequence(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: bytes
     versions: bytes
     digest: str
+    provenance: Provenance | None
 
 
 class TrainedRollout(msgspec.Struct, frozen=True, kw_only=True):

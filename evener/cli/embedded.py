@@ -206,6 +206,14 @@ def _locked(folder: Path) -> Any:
 
 
 @contextlib.asynccontextmanager
+async def scoring_engine(settings: Settings, policy: Path) -> AsyncGenerator[str]:
+    """The URL of a CPU engine that serves a policy folder for this command alone, whatever else runs here."""
+    own = settings.model_copy(update={"engine_port": free_port(), "engine_urls": []})
+    async with _engine(own, policy, "policy"):
+        yield own.engines[0]
+
+
+@contextlib.asynccontextmanager
 async def _engine(settings: Settings, policy: Path, name: str) -> AsyncGenerator[None]:
     """The CPU engine as a child process; it is gone when this ends."""
     logs = settings.data / "logs"

@@ -18,6 +18,7 @@ from evener.cli import dead, embedded, regrade, sql, tasks
 from evener.cli import doctor as doctor_
 from evener.cli import run as run_
 from evener.cli import serve as serve_
+from evener.cli import verify as verify_
 from evener.cli.connect import connect
 from evener.cli.output import cell, err, out, print_json, print_table
 from evener.cli.scores import print_scores
@@ -26,7 +27,7 @@ from evener.errors import EvenerError, InputError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 runs = typer.Typer(no_args_is_help=True, help="Runs: ls, show, pause, resume, cancel.")
-rollouts = typer.Typer(no_args_is_help=True, help="Rollouts: ls, show, regrade.")
+rollouts = typer.Typer(no_args_is_help=True, help="Rollouts: ls, show, verify, regrade.")
 harnesses = typer.Typer(no_args_is_help=True, help="Harnesses: ls, install.")
 for _group, _name in (
     (runs, "runs"),
@@ -281,6 +282,23 @@ def rollouts_show(
     if trace:
         decode = token_decoder(Blobs(settings.load().blobs), document["weights"])
         print_trace(document["trace"], document["sequences"], decode)
+
+
+@rollouts.command("verify")
+def rollouts_verify(
+    rollout: Id,
+    engine: Annotated[
+        str | None, typer.Option(help="The URL of an engine that runs; without it the weights are served here, on the CPU.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Score a rollout's trained tokens again and say the largest difference; 1 where it is too large."""
+    here = settings.load()
+    if here.data.exists():
+        _log_to_folder(here)
+    document = _asyncio(verify_.verify(here, rollout, engine=engine))
+    print_json(document) if as_json else verify_.show(document)
+    raise typer.Exit(0 if document["holds"] else 1)
 
 
 @rollouts.command("regrade")

@@ -35,11 +35,18 @@ def _print_span(sequence: dict[str, Any], span: dict[str, Any], call: dict[str, 
     if call is not None and version:
         title += f" by version {version}, call {call['number']}, {call['reply'].get('finish_reason')}"
     out.print(Text(title, style="bold"))
+    if span["kind"] == "prompt" and call is not None and call["fork"]:
+        out.print(Text(f"  {_fork(call)}", style="yellow"), soft_wrap=True)
     ids, mask, logprobs = (sequence[name][start:end] for name in ("ids", "mask", "logprobs"))
     out.print(_tokens(ids, mask, logprobs, decode), soft_wrap=True)
     if any(mask):
         rows = [f"{decode(t)!r}:{m}:{p:.3f}" for t, m, p in zip(ids, mask, logprobs, strict=True)]
         out.print(Text("  token:mask:logprob  " + "  ".join(rows), style="dim"), soft_wrap=True)
+
+
+def _fork(call: dict[str, Any]) -> str:
+    """Why a call left the line, and the first difference from the call that it left."""
+    return f"{call['fork']}, from token {call['fork_position']} on: was {call['fork_was']!r}, is {call['fork_now']!r}"
 
 
 def _tokens(ids: Sequence[int], mask: Sequence[int], logprobs: Sequence[float], decode: Decode) -> Text:

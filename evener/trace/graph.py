@@ -18,11 +18,12 @@ _DELIVERED = {"yes": 0, "unknown": 1, "no": 2}
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """A forest of calls; every listing is in order of number."""
+    """A forest of calls; every listing is in order of number. ``prompts``: the digest of each call's whole prompt."""
 
     calls: dict[str, CallRecord]
     parent: dict[str, str | None]
     children: dict[str, list[str]]
+    prompts: dict[str, bytes]
 
     @property
     def roots(self) -> list[CallRecord]:
@@ -48,10 +49,12 @@ def build_graph(calls: Sequence[CallRecord]) -> Graph:
     extendable = [call for call in ordered if len(call.completion_ids)]
     lengths = {len(call.prompt_ids) + len(call.completion_ids) for call in extendable}
     digests: dict[str, dict[int, bytes]] = {}
+    prompts: dict[str, bytes] = {}
     ends: dict[tuple[int, bytes], CallRecord] = {}
     for call in ordered:
-        tokens = call.tokens
-        digests[call.call_id] = prefix_digests(tokens, lengths)
+        own = len(call.prompt_ids)
+        digests[call.call_id] = prefix_digests(call.tokens, {*lengths, own})
+        prompts[call.call_id] = digests[call.call_id][own]
     for call in sorted(extendable, key=lambda call: (_DELIVERED[call.delivered], call.number, call.call_id)):
         total = len(call.prompt_ids) + len(call.completion_ids)
         ends.setdefault((total, digests[call.call_id][total]), call)
@@ -62,7 +65,7 @@ def build_graph(calls: Sequence[CallRecord]) -> Graph:
         parent[call.call_id] = above
         if above is not None:
             children[above].append(call.call_id)
-    return Graph({call.call_id: call for call in ordered}, parent, children)
+    return Graph({call.call_id: call for call in ordered}, parent, children, prompts)
 
 
 def _parent(call: CallRecord, digests: dict[int, bytes], ends: dict[tuple[int, bytes], CallRecord]) -> str | None:

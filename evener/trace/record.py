@@ -169,11 +169,14 @@ def decode_reply(data: bytes) -> dict[str, Any]:
 
 
 def decode_all(stored: Mapping[int, bytes], delivered: Mapping[int, Delivered]) -> list[CallRecord]:
-    """The calls of a session in order of number, each with its whole prompt."""
+    """The calls of a session in order of number, each with its whole prompt. One whose base was lost is lost with it."""
     tokens: dict[int, Ids] = {}
     records: list[CallRecord] = []
     for number in sorted(stored):
-        record = decode(stored[number], tokens, delivered.get(number, "unknown"))
+        try:
+            record = decode(stored[number], tokens, delivered.get(number, "unknown"))
+        except KeyError:
+            continue
         tokens[number] = record.tokens
         records.append(record)
     return records

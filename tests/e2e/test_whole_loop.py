@@ -142,6 +142,15 @@ def test_exact(finished):
     assert checked > 200
 
 
+def test_verify_scores_a_trained_rollout_again(finished):
+    place, _ = finished
+    (rollout, *_) = rows(place, f"select rollouts.id as id from {TRAINED} order by rollouts.id")
+    found = place.json("rollouts", "verify", rollout["id"])
+    assert found["holds"], found
+    assert found["largest_difference"] < 1e-3
+    assert found["not_scored"] == 0
+
+
 def load_version(place: Place, policy: str, version: int):
     import torch
     from transformers import AutoModelForCausalLM

@@ -39,19 +39,19 @@ ENDINGS: dict[str, dict[str, Ending]] = {
     "empty": {
         **dict.fromkeys(_PI, _stops),
         # They ask again; the turn without a call is not in their history.
-        **dict.fromkeys(("claude-code", "mini-swe-agent"), replace(_goes_on, forks=("rewritten",))),
+        **dict.fromkeys(("claude-code", "mini-swe-agent"), replace(_goes_on, forks=("history_edited",))),
         "codex": _stops,
         "gemini-cli": _stops,  # it asks again only where the empty reply is not to a tool's result
     },
     "malformed": {
         # The arguments come back as an object, empty or with the text in it; from mini-swe-agent the turn does not come back.
-        **dict.fromkeys((*_PI, "claude-code", "gemini-cli", "mini-swe-agent"), replace(_goes_on, forks=("rewritten",))),
+        **dict.fromkeys((*_PI, "claude-code", "gemini-cli", "mini-swe-agent"), replace(_goes_on, forks=("history_edited",))),
         "codex": _goes_on,  # sends the text back as it was
     },
     "length": {
         **dict.fromkeys((*_PI, "gemini-cli"), _stops),
         "claude-code": _goes_on,  # asks for the rest
-        "mini-swe-agent": replace(_goes_on, forks=("rewritten",)),
+        "mini-swe-agent": replace(_goes_on, forks=("history_edited",)),
         "codex": replace(_stops, outcome=Outcome.AGENT_ERROR, exit_code=1),
     },
     # The proxy's last reply ends the work where an error would be retried or lead to a compaction.

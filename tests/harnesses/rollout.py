@@ -20,8 +20,10 @@ from evener.ids import new_id, session_id
 from evener.messages import RolloutFinished
 from evener.settings import Settings
 from evener.tasks import unpack
-from evener.trace.forks import ForkCause, fork_causes
+from evener.trace.classes import call_classes
+from evener.trace.forks import ForkCause, find_forks
 from evener.trace.graph import Graph, build_graph
+from evener.trace.histories import Histories
 from evener.trace.record import CallRecord
 from evener.trace.session import SessionState
 from evener_runner.attempt import Attempt, Tools
@@ -59,7 +61,8 @@ class Seen:
     @property
     def forks(self) -> list[ForkCause]:
         """Why calls left the line, in order of number."""
-        return list(fork_causes(self.graph).values())
+        histories = Histories(self.graph)
+        return [fork.cause for fork in find_forks(self.graph, histories, call_classes(self.graph, histories)).values()]
 
     def text(self) -> str:
         """For a person who asks why: the agent's output, the calls, and what the engine was asked last."""

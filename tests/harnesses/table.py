@@ -28,7 +28,7 @@ result answered its call.
 _NOTES = """
 A cell says how the agent ended: `done` (the file is there) or `stops` (it is not), the runner's outcome where it is not
 `finished`, the exit code where it is not 0, the number of calls, and why calls left the line where some did
-(docs/sql.md, `fork_causes`). A `rewritten` call follows a turn that came back as other tokens: that turn is a leaf.
+(docs/sql.md, `fork_causes`). A `history_edited` call follows a turn that the agent dropped or changed: that turn is a leaf.
 
 {faults}
 

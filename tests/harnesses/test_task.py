@@ -38,7 +38,7 @@ async def test_thinking(agent: Agent, tmp_path: Path, record_property: Callable[
     check_capture(seen)
     check_history(seen)
     assert len(seen.graph.roots) == 2, seen.text()
-    assert seen.forks == ["rewritten"], seen.text()
+    assert seen.forks == ["thinking_dropped"], seen.text()
     assert [_turn(record) for record in seen.records] == [_sampled(turn) for turn in task(agent, thinking=True)]
 
 

@@ -97,12 +97,26 @@ class Model:
         hidden = torch.empty(0)
         for start in range(known, len(ids), PREFILL_CHUNK):
             end = min(start + PREFILL_CHUNK, len(ids))
-            mask = torch.zeros(end - start, end - base)
-            mask[:, start - base :].fill_(float("-inf")).triu_(1)
-            group = Group(slice(row, row + 1), slice(0, 1), trunk, mask.repeat(repeat, 1)[None, None])
+            group = Group(slice(row, row + 1), slice(0, 1), trunk, _causal(start - base, end - base, repeat))
             positions = torch.arange(start, end)[None]
             hidden = self._pass(torch.tensor([ids[start:end]]), positions, torch.tensor([[row]]), base, rows, [group])
-        return functional.linear(hidden, self.weights.head)
+        return functional.linear(hidden[:, -1], self.weights.head)
+
+    def score(self, ids: Sequence[int]) -> Tensor:
+        """Log-probability of each of `ids[1:]` given all before it, `[len(ids) - 1]`; no key or value is kept."""
+        repeat = self.arch.heads // self.arch.kv_heads
+        rows = Rows(self.arch, 1)
+        rows.reserve(len(ids))
+        tokens = torch.tensor(ids)
+        scored: list[Tensor] = []
+        for start in range(0, len(ids) - 1, PREFILL_CHUNK):
+            end = min(start + PREFILL_CHUNK, len(ids) - 1)
+            group = Group(slice(0, 1), slice(0, 1), None, _causal(start, end, repeat))
+            positions = torch.arange(start, end)[None]
+            hidden = self._pass(tokens[None, start:end], positions, torch.tensor([[0]]), 0, rows, [group], every=True)
+            logits = functional.linear(hidden[0], self.weights.head)
+            scored.append(logits.log_softmax(-1).gather(-1, tokens[start + 1 : end + 1, None])[:, 0])
+        return torch.cat(scored)
 
     def decode(self, tokens: Sequence[int], lengths: Sequence[int], trunks: Sequence[Trunk | None], rows: Rows) -> Tensor:
         """One token for each of the first rows, whose tails hold `lengths` tokens; logits `[rows, vocab]`."""
@@ -123,12 +137,22 @@ class Model:
         positions = (bases + tails)[:, None]
         which = torch.arange(count)[:, None]
         hidden = self._pass(torch.tensor(tokens)[:, None], positions, which, bases[:, None], rows, groups)
-        return functional.linear(hidden, self.weights.head)
+        return functional.linear(hidden[:, -1], self.weights.head)
 
     def _pass(
-        self, tokens: Tensor, positions: Tensor, which: Tensor, base: Tensor | int, rows: Rows, groups: list[Group]
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        which: Tensor,
+        base: Tensor | int,
+        rows: Rows,
+        groups: list[Group],
+        *,
+        every: bool = False,
     ) -> Tensor:
-        """Write keys and values of `tokens` `[rows, tokens]`; the normalised last hidden state `[rows, hidden]`."""
+        """Write keys and values of `tokens` `[rows, tokens]`; the normalised hidden states `[rows, tokens, hidden]` of the
+        last token, or of `every` one.
+        """
         weights, epsilon = self.weights, self.arch.epsilon
         cos, sin = self._cos[positions, None], self._sin[positions, None]
         columns = positions - base
@@ -138,7 +162,9 @@ class Model:
             query, key, value = self._project(layer, hidden, cos, sin)
             keys[which, :, columns] = key
             values[which, :, columns] = value
-            if index == len(weights.layers) - 1 and tokens.shape[1] > 1:  # nothing reads the other tokens' outputs
+            if (
+                index == len(weights.layers) - 1 and tokens.shape[1] > 1 and not every
+            ):  # nothing reads the other tokens' outputs
                 hidden, query = hidden[:, -1:], query[:, -1:]
                 groups = [group._replace(mask=group.mask[:, :, -1:]) for group in groups]
             attended = self._attend(index, query, keys, values, groups)
@@ -146,7 +172,7 @@ class Model:
             normed = functional.rms_norm(hidden, hidden.shape[-1:], layer.post_norm, epsilon)
             gate, up = functional.linear(normed, layer.gate_up).chunk(2, -1)
             hidden = hidden + functional.linear(functional.silu(gate).mul_(up), layer.down)
-        return functional.rms_norm(hidden[:, -1], hidden.shape[-1:], weights.norm, epsilon)
+        return functional.rms_norm(hidden, hidden.shape[-1:], weights.norm, epsilon)
 
     def _project(self, layer: Layer, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries and keys, and values, each `[rows, tokens, heads, head_dim]`."""
@@ -187,3 +213,10 @@ class Model:
             share = torch.sigmoid(common_weight - weight.reshape(shape))[..., None]
             out = torch.lerp(out, common, share)
         return out.permute(0, 3, 1, 2, 4).reshape(rows, tokens, -1)
+
+
+def _causal(start: int, end: int, repeat: int) -> Tensor:
+    """The mask of tokens `start:end` of a tail over its first `end` columns, `[1, 1, repeat x tokens, end]`."""
+    mask = torch.zeros(end - start, end)
+    mask[:, start:].fill_(float("-inf")).triu_(1)
+    return mask.repeat(repeat, 1)[None, None]

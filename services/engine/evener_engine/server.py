@@ -18,6 +18,7 @@ from fastapi.responses import Response, StreamingResponse
 from .chat import Chat, ChatError
 from .model import Model
 from .scheduler import Call, Scheduler
+from .scoring import ScoreRequest
 from .weights import Architecture, PolicyError, load_weights
 from .wire import VLLM_VERSION, ApiError, ChatRequest, Completion, read_chat
 
@@ -107,6 +108,7 @@ class Engine:
         for method, path, endpoint in (
             ("POST", "/v1/chat/completions", self._completions),
             ("POST", "/v1/chat/completions/render", self._render),
+            ("POST", "/v1/completions", self._score),
             ("POST", "/tokenize", self._tokenize),
             ("POST", "/detokenize", self._detokenize),
             ("GET", "/v1/models", self._models),
@@ -219,6 +221,12 @@ class Engine:
             "logprobs": 0 if body.logprobs else None,
         }
         return _json({"model": self._name, "token_ids": prompt, "sampling_params": params, "stream": bool(body.stream)})
+
+    async def _score(self, request: Request) -> Response:
+        body = cast("ScoreRequest", await _body(request, ScoreRequest))
+        self._check_model(body.model)
+        body.check(self._arch.vocab, self._context)
+        return _json(body.reply(self._name, await asyncio.wrap_future(self.scheduler.score(body.prompt))))
 
     async def _tokenize(self, request: Request) -> Response:
         body = cast("TokenizeRequest", await _body(request, TokenizeRequest))

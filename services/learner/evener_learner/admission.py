@@ -1,12 +1,13 @@
 """A row reaches the optimizer only if every token in it is proven trainable; a group is taken whole or refused with a reason.
 
+The proof is the row's provenance (`evener.trace.provenance`): what each call was asked and sampled, by whom and how.
+
 TRL guards none of this: one NaN log-probability silently makes every parameter non-finite, a version of the future is
 accepted, an all-zero mask crashes, a duplicate is trained twice. The functions here are pure. `admit` judges what never
 changes, as soon as a group is claimed; `judge_versions` judges what a publication changes, when a step is assembled.
 Called by `evener_learner.steps`.
 """
 
-import hashlib
 import math
 from collections.abc import Set
 from dataclasses import dataclass
@@ -16,7 +17,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from evener.api import GroupOrder, TrainedRollout, TrainedSequence
+from evener.api import GroupOrder, Provenance, TrainedRollout, TrainedSequence
+from evener.trace.provenance import row_digest, untrue
 from evener_learner.advantages import advantages
 
 
@@ -35,7 +37,11 @@ class Reason(StrEnum):
     FIRST_IS_TRAINED = "first_is_trained"  # nothing predicts a sequence's first token
     ID_OUT_OF_RANGE = "id_out_of_range"
     LOGPROB_INVALID = "logprob_invalid"  # not finite, above 0, or not 0 where nothing is trained
+    PROVENANCE_MISSING = "provenance_missing"  # archived before rows had one
+    PROVENANCE_UNTRUE = "provenance_untrue"  # the arrays do not bear out what the row says of itself
+    TRAINED_TWICE = "trained_twice"  # one call's tokens in two rows
     OTHER_TEMPERATURE = "other_temperature"  # the loss divides logits by the lease's temperature
+    OTHER_SAMPLING = "other_sampling"  # from a part of the distribution: its log-probabilities are not the policy's
     FUTURE_VERSION = "future_version"
     LOST_VERSION = "lost_version"  # sampled by weights that died with a learner
     STALE = "stale"
@@ -87,11 +93,6 @@ class _Refused(Exception):
         super().__init__(reason)
 
 
-def sequence_digest(ids: bytes, mask: bytes, logprobs: bytes, versions: bytes) -> str:
-    """The digest of a sequence: sha256, in hex, over its four arrays as they travel."""
-    return hashlib.sha256(ids + mask + logprobs + versions).hexdigest()
-
-
 def admit(order: GroupOrder, *, vocabulary: int, temperature: float, trained: Set[str]) -> Group | Refusal:
     """The group of ``order``, or why it is refused; versions are left to `judge_versions`.
 
@@ -129,6 +130,7 @@ def _admit(order: GroupOrder, vocabulary: int, temperature: float, trained: Set[
     for rollout, advantage in zip(order.rollouts, advantages(rewards), strict=True):
         for sequence in rollout.sequences:
             arrays = _checked(sequence, vocabulary)
+            _check_provenance(sequence, arrays, temperature)
             sampled = arrays.mask != 0
             if not sampled.any():
                 continue
@@ -136,6 +138,7 @@ def _admit(order: GroupOrder, vocabulary: int, temperature: float, trained: Set[
             rows.append(Row(arrays.ids.astype(np.int64), arrays.mask.astype(np.int64), arrays.logprobs, advantage))
     if not rows:
         raise _Refused(Reason.NOTHING_SAMPLED, "")
+    _check_trained_once(order.rollouts)
     return Group(order.group_id, frozenset(r.rollout_id for r in order.rollouts), rows, rewards, frozenset(versions))
 
 
@@ -168,7 +171,7 @@ def _check_sequences_unique(rollouts: list[TrainedRollout]) -> None:
 def _checked(sequence: TrainedSequence, vocabulary: int) -> _Arrays:
     arrays = _decoded(sequence)
     name = sequence.sequence_id
-    if sequence.digest != sequence_digest(sequence.ids, sequence.mask, sequence.logprobs, sequence.versions):
+    if sequence.digest != row_digest(sequence.ids, sequence.mask, sequence.logprobs, sequence.versions):
         raise _Refused(Reason.DIGEST_MISMATCH, name)
     if arrays.mask.max() > 1:
         raise _Refused(Reason.MASK_INVALID, name)
@@ -180,6 +183,42 @@ def _checked(sequence: TrainedSequence, vocabulary: int) -> _Arrays:
     if not finite or arrays.logprobs.max() > 0 or arrays.logprobs[arrays.mask == 0].any():
         raise _Refused(Reason.LOGPROB_INVALID, name)
     return arrays
+
+
+def _check_provenance(sequence: TrainedSequence, arrays: _Arrays, temperature: float) -> None:
+    name, provenance = sequence.sequence_id, sequence.provenance
+    if provenance is None:
+        raise _Refused(Reason.PROVENANCE_MISSING, name)
+    flaw = untrue(provenance, arrays.ids, arrays.mask, arrays.logprobs, arrays.versions)
+    if flaw is not None:
+        raise _Refused(Reason.PROVENANCE_UNTRUE, f"{name}: {flaw}")
+    for call in provenance.calls:
+        if call.untrained is not None:
+            continue
+        if call.temperature != temperature:
+            detail = f"{name}: call {call.call_id} was sampled at {call.temperature}, the lease says {temperature}"
+            raise _Refused(Reason.OTHER_TEMPERATURE, detail)
+        if call.top_p != 1 or call.top_k not in _ALL:
+            detail = f"{name}: call {call.call_id} was sampled with top_p {call.top_p}, top_k {call.top_k}"
+            raise _Refused(Reason.OTHER_SAMPLING, detail)
+
+
+_ALL = (-1, 0)
+"""Both mean to an engine that no token is left out."""
+
+
+def _check_trained_once(rollouts: list[TrainedRollout]) -> None:
+    seen: set[str] = set()
+    for rollout in rollouts:
+        for sequence in rollout.sequences:
+            again = seen & (trained := _trained(sequence.provenance))
+            if again:
+                raise _Refused(Reason.TRAINED_TWICE, f"{sequence.sequence_id}: call {min(again)}")
+            seen |= trained
+
+
+def _trained(provenance: Provenance | None) -> set[str]:
+    return {call.call_id for call in provenance.calls if call.untrained is None} if provenance else set()
 
 
 def _decoded(sequence: TrainedSequence) -> _Arrays:

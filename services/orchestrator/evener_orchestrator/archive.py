@@ -1,5 +1,7 @@
 """An attempt's trace enters the ledger whole, checked against what the proxy sealed; a gap is our fault, never a grade.
 
+What is no gap but cannot be proven (a log-probability that is not finite, or above 0) is kept, and not trained.
+
 The archive is read from Redis before the transaction that stores it, and the proxy may forget the session only after the
 commit (see `release`). Called by the consumer.
 """
@@ -11,11 +13,14 @@ from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
+from msgspec import to_builtins
 from numpy.typing import NDArray
 
 from evener.messages import Sealed
-from evener.trace.forks import fork_causes
+from evener.trace.classes import Classes, call_classes
+from evener.trace.forks import Fork, find_forks
 from evener.trace.graph import Graph, build_graph
+from evener.trace.histories import Histories
 from evener.trace.record import CallRecord
 from evener.trace.sequences import Sequence as TrainingRow
 from evener.trace.sequences import build_sequences
@@ -65,11 +70,14 @@ class Archiver:
         texts = await self._trace.texts(session_id) if calls else {}
         fault = _fault(calls, sealed) if graded else None
         graph = build_graph(calls)
-        rows = [] if fault or not graded else [_sequence_row(session_id, n, s) for n, s in enumerate(build_sequences(graph))]
+        histories = Histories(graph, texts)
+        classes = call_classes(graph, histories)
+        sequences = [] if fault or not graded else build_sequences(graph, classes)
+        rows = [_sequence_row(session_id, number, sequence) for number, sequence in enumerate(sequences)]
         sampled_by = {int(version) for call in calls for version in np.unique(call.versions)}
         trained_by = {version for row in rows for _, _, version in row["version_runs"]} or sampled_by
         return Archive(
-            calls=_call_rows(session_id, calls, graph),
+            calls=_call_rows(session_id, graph, classes, find_forks(graph, histories, classes)),
             sequences=rows,
             texts=[{"digest": digest, "body": body.decode(errors="replace")} for digest, body in texts.items()],
             sampled_tokens=sum(len(call.completion_ids) for call in calls),
@@ -95,30 +103,32 @@ def _fault(calls: Sequence[CallRecord], sealed: Sealed | None) -> tuple[str, str
         return "capture_gap", f"{sealed.committed} calls were sealed, {len(calls)} are archived"
     for call in calls:
         sampled = len(call.completion_ids)
-        if call.level == "tokens":
-            if not len(call.logprobs) == len(call.versions) == sampled:
-                return "capture_gap", f"call {call.number}: {sampled} tokens, {len(call.logprobs)} log-probabilities"
-            if not bool(np.all(np.isfinite(call.logprobs)) and np.all(call.logprobs <= 0)):
-                return "capture_gap", f"call {call.number}: a log-probability is not finite and <= 0"
+        if call.level == "tokens" and not len(call.logprobs) == len(call.versions) == sampled:
+            return "capture_gap", f"call {call.number}: {sampled} tokens, {len(call.logprobs)} log-probabilities"
     return None
 
 
-def _call_rows(session_id: str, calls: Sequence[CallRecord], graph: Graph) -> list[dict[str, Any]]:
-    causes = fork_causes(graph)
-    lengths = {call.call_id: len(call.prompt_ids) + len(call.completion_ids) for call in calls}
+def _call_rows(session_id: str, graph: Graph, classes: Classes, forks: Mapping[str, Fork]) -> list[dict[str, Any]]:
+    lengths = {key: len(call.prompt_ids) + len(call.completion_ids) for key, call in graph.calls.items()}
     rows: list[dict[str, Any]] = []
-    for call in calls:
-        parent = graph.parent.get(call.call_id)
+    for call in graph.calls.values():
+        parent = graph.parent[call.call_id]
+        fork = forks.get(call.call_id)
         rows.append(
             {
                 "id": call.call_id,
                 "attempt_id": session_id,
                 "number": call.number,
                 "parent_id": parent,
-                "fork": causes.get(call.call_id),
+                "call_class": classes[call.call_id],
+                "fork": fork.cause if fork else None,
+                "fork_from": fork.against if fork else None,
+                "fork_position": fork.position if fork else None,
+                "fork_was": fork.was if fork else None,
+                "fork_now": fork.now if fork else None,
                 "prompt_tokens": len(call.prompt_ids),
                 "sampled_tokens": len(call.completion_ids),
-                "logprob_sum": float(call.logprobs.sum(dtype=np.float64)),
+                "logprob_sum": float(call.logprobs[np.isfinite(call.logprobs)].sum(dtype=np.float64)),
                 "tools": len(call.reply.get("tool_calls") or ()),
                 "context_ids": call.prompt_ids[lengths[parent] if parent else 0 :],
                 "completion_ids": call.completion_ids,
@@ -160,5 +170,6 @@ def _sequence_row(session_id: str, number: int, sequence: TrainingRow) -> dict[s
             {"start": span.start, "end": span.end, "call_id": span.call_id, "kind": span.kind} for span in sequence.spans
         ],
         "trained_tokens": int(mask.sum()),
+        "provenance": to_builtins(sequence.provenance),
         "digest": sequence.digest,
     }

@@ -8,23 +8,26 @@ COLUMNS = {
     "attempt": "number of the last attempt: 1, 2, ...",
     "attempt_id": "the attempt, which is the proxy's session",
     "budget_tokens": "sampled tokens that the run file allows a rollout",
+    "call_class": "agent, side, superseded or undelivered",
     "call_id": "the model call",
     "calls": "model calls of the last attempt",
     "cause": "name of the fault; null where there was none",
     "created_at": "when the rollout was planned",
     "ended_at": "when its outcome was recorded; null while it has none",
     "family": "metadata.category of the task",
+    "fork_from": "the call that it is compared with; null where no call was before it",
     "group_id": "the group: one task under one harness",
     "group_state": "of the group: open, closed, training, trained, skipped or rejected",
     "groups": "how many groups the step trained",
     "harness": "name of the coding agent",
     "high": "upper end of Wilson's 95 % interval of pass_at_1",
-    "kind": "prompt, sampled (trained here) or context (trained in an earlier row)",
+    "kind": "prompt, sampled (trained here) or context (sampled, but not trained here)",
     "latest_rollout": "id of the newest of them",
     "logprob": "log-probability with which the engine sampled it; null where kind is not sampled",
     "logs": "digest of what the agent wrote to its standard streams, in the blob area logs",
     "low": "lower end of Wilson's 95 % interval of pass_at_1",
     "n": "rollouts that were scored",
+    "now": "its own text around the difference, or its token ids where all messages say the same",
     "number": "of the call within its attempt: 1, 2, ...",
     "outcome": "finished, budget, agent_error, task_error, infra_error or cancelled; null while there is none",
     "parent_id": "the call whose prompt and completion is the longest token prefix of this prompt",
@@ -62,6 +65,7 @@ COLUMNS = {
     "version": "policy version: the one that was pinned, else the oldest that sampled a token",
     "version_max": "the newest policy version that sampled a token",
     "version_min": "the oldest policy version that sampled a token",
+    "was": "the text of fork_from around the difference, or its token ids",
 }
 """A column by its name, in whichever view."""
 
@@ -78,7 +82,10 @@ OWN: dict[str, dict[str, str]] = {
         "solved": "share of those rollouts whose score is 1",
     },
     "staleness": {"step": "1, 2, ...", "version": "the policy version that the step made"},
-    "fork_causes": {"cause": "repeated, thinking_dropped, template, rewritten, other_prompt, restarted or branched"},
+    "fork_causes": {
+        "cause": "template, retokenised, history_edited, thinking_dropped, compaction, subagent, retry or unknown",
+        "position": "of the first token that differs from those of fork_from",
+    },
     "tokens": {"version": "the policy version that sampled it; null where kind is not sampled"},
 }
 """What a view says differently."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 _Z = "1.959963984540054"
 _SOLVED = "CASE WHEN o.state = 'scored' THEN CAST(CASE WHEN o.score >= 1 THEN 1 ELSE 0 END AS double precision) END"
-_CAUSES = "repeated, rewritten, other_prompt, restarted or branched"
+_CAUSES = "template, retokenised, history_edited, thinking_dropped, compaction, subagent, retry or unknown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +171,7 @@ VIEWS = {
         f"A call a row that left its trace's line, and why: {_CAUSES}",
         """
     SELECT o.run_id, g.harness, g.profile, t.task_id, a.rollout_id, c.attempt_id, c.id AS call_id, c.number, c.parent_id,
-           c.fork AS cause
+           c.call_class, c.fork AS cause, c.fork_from, c.fork_position AS position, c.fork_was AS was, c.fork_now AS now
     FROM calls c
     JOIN attempts a ON a.id = c.attempt_id
     JOIN rollouts o ON o.id = a.rollout_id
@@ -180,7 +180,7 @@ VIEWS = {
     WHERE c.fork IS NOT NULL""",
     ),
     "tokens": View(
-        "A token of a training row a row: kind (prompt, sampled: trained here, context: trained in an earlier row),"
+        "A token of a training row a row: kind (prompt, sampled: trained here, context: sampled, but not trained here),"
         " log-probability and policy version where sampled",
         _TOKENS_POSTGRES,
         _TOKENS_SQLITE,

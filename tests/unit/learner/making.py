@@ -5,9 +5,10 @@ from pathlib import Path
 
 import numpy as np
 
-from evener.api import GroupOrder, TrainedRollout, TrainedSequence
+from evener.api import GroupOrder, Provenance, Sampled, TrainedRollout, TrainedSequence
 from evener.ids import new_id
-from evener_learner.admission import sequence_digest
+from evener.trace.prefix import prefix_digests
+from evener.trace.provenance import row_digest, sample_digest, version_tokens
 
 VOCABULARY = 64
 
@@ -20,7 +21,7 @@ def sequence(
     *,
     name: str | None = None,
 ) -> TrainedSequence:
-    """A sequence with the right digest; log-probabilities default to -1 and versions to 1 where the mask is 1."""
+    """A sequence that holds; log-probabilities default to -1 and versions to 1 where the mask is 1."""
     trained = np.asarray(mask, np.uint8)
     values = np.where(trained, -1.0, 0.0) if logprobs is None else np.asarray(logprobs)
     arrays = (
@@ -29,13 +30,48 @@ def sequence(
         values.astype("<f4").tobytes(),
         (np.asarray(versions, "<i4") * (trained != 0)).astype("<i4").tobytes(),
     )
+    return proven(name or new_id(), *arrays)
+
+
+def proven(name: str, ids: bytes, mask: bytes, logprobs: bytes, versions: bytes) -> TrainedSequence:
+    """A sequence of these arrays, with the digest and the provenance that fit them: a call for each run of the mask."""
+    trained = np.frombuffer(mask, np.uint8) != 0
+    provenance = None
+    if len(ids) == len(logprobs) == len(versions) == 4 * len(mask):
+        tokens, values = np.frombuffer(ids, "<i4"), np.frombuffer(versions, "<i4")
+        edges = np.flatnonzero(np.diff(np.concatenate(([False], trained, [False])))).reshape(-1, 2)
+        calls = [_call(f"{name}-{start}", slice(start, end), tokens, logprobs, values) for start, end in edges.tolist()]
+        count = int(trained.sum())
+        provenance = Provenance(
+            session_id="s.1",
+            given=len(mask) - count,
+            sampled=count,
+            trained=count,
+            untrained={},
+            versions=version_tokens(values[trained]),
+            engines=["http://engine"],
+            calls=calls,
+        )
+    digest = row_digest(ids, mask, logprobs, versions)
     return TrainedSequence(
-        sequence_id=name or new_id(),
-        ids=arrays[0],
-        mask=arrays[1],
-        logprobs=arrays[2],
-        versions=arrays[3],
-        digest=sequence_digest(*arrays),
+        sequence_id=name, ids=ids, mask=mask, logprobs=logprobs, versions=versions, digest=digest, provenance=provenance
+    )
+
+
+def _call(name: str, at: slice, ids: np.ndarray, logprobs: bytes, versions: np.ndarray) -> Sampled:
+    return Sampled(
+        call_id=name,
+        start=at.start,
+        end=at.stop,
+        untrained=None,
+        prompt=prefix_digests(ids, [at.start])[at.start].hex(),
+        sample=sample_digest(ids[at], np.frombuffer(logprobs, "<f4")[at], versions[at]),
+        engine="http://engine",
+        version_dispatch=1,
+        version_completion=1,
+        temperature=1.0,
+        top_p=1.0,
+        top_k=-1,
     )
 
 

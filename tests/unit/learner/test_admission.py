@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evener.api import GroupOrder, TrainedSequence
-from evener_learner.admission import Group, Reason, Refusal, admit, judge_versions, sequence_digest
-from tests.unit.learner.making import VOCABULARY, group, pair, rollout, sequence
+from evener_learner.admission import Group, Reason, Refusal, admit, judge_versions
+from tests.unit.learner.making import VOCABULARY, group, pair, proven, rollout, sequence
 
 
 def verdict(order: GroupOrder, trained: set[str] | None = None) -> Group | Refusal:
@@ -27,11 +27,11 @@ def reason(order: GroupOrder, trained: set[str] | None = None) -> Reason:
 
 
 def spoilt(**changes: bytes) -> GroupOrder:
-    """A pair whose first sequence has other arrays, with a digest that fits them."""
+    """A pair whose first sequence has other arrays, with a digest and a provenance that fit them."""
     order = pair()
     first = order.rollouts[0].sequences[0]
     arrays = {"ids": first.ids, "mask": first.mask, "logprobs": first.logprobs, "versions": first.versions} | changes
-    bad = msgspec.structs.replace(first, **arrays, digest=sequence_digest(**arrays))
+    bad = proven(first.sequence_id, **arrays)
     return msgspec.structs.replace(
         order, rollouts=[msgspec.structs.replace(order.rollouts[0], sequences=[bad]), order.rollouts[1]]
     )
@@ -92,6 +92,69 @@ def test_a_damaged_sequence_is_refused() -> None:
     assert reason(order) == Reason.DIGEST_MISMATCH
 
 
+def says(provenance_changes: dict[str, object], **call_changes: object) -> GroupOrder:
+    """A pair whose first sequence says something else of itself, or of its one call."""
+    order = pair()
+    first = order.rollouts[0].sequences[0]
+    provenance = first.provenance
+    assert provenance is not None
+    (call,) = provenance.calls
+    calls = [msgspec.structs.replace(call, **call_changes)]
+    said = msgspec.structs.replace(provenance, **({"calls": calls} | provenance_changes))
+    order.rollouts[0].sequences[0] = msgspec.structs.replace(first, provenance=said)
+    return order
+
+
+@pytest.mark.parametrize(
+    ("order", "expected", "told"),
+    [
+        (says({}, start=0), Reason.PROVENANCE_UNTRUE, "outside the row"),
+        (says({}, end=4), Reason.PROVENANCE_UNTRUE, "outside the row"),
+        (says({}, start=2), Reason.PROVENANCE_UNTRUE, "given, sampled, trained"),
+        (says({}, untrained="failed_checks"), Reason.PROVENANCE_UNTRUE, "given, sampled, trained"),
+        (says({"calls": []}), Reason.PROVENANCE_UNTRUE, "given, sampled, trained"),
+        (says({"trained": 3}), Reason.PROVENANCE_UNTRUE, "given, sampled, trained"),
+        (says({}, prompt="00" * 16), Reason.PROVENANCE_UNTRUE, "another prompt"),
+        (says({}, sample="00" * 32), Reason.PROVENANCE_UNTRUE, "other tokens"),
+        (says({"versions": {"2": 2}}), Reason.PROVENANCE_UNTRUE, "versions"),
+        (says({}, temperature=0.7), Reason.OTHER_TEMPERATURE, "0.7"),
+        (says({}, temperature=None), Reason.OTHER_TEMPERATURE, "None"),
+        (says({}, top_p=0.9), Reason.OTHER_SAMPLING, "top_p 0.9"),
+        (says({}, top_k=20), Reason.OTHER_SAMPLING, "top_k 20"),
+    ],
+)
+def test_a_provenance_that_does_not_hold_is_refused_and_says_why(order: GroupOrder, expected: Reason, told: str) -> None:
+    refusal = verdict(order)
+    assert isinstance(refusal, Refusal)
+    assert (refusal.disposition, refusal.reason) == ("rejected", expected)
+    assert refusal.detail.startswith(order.rollouts[0].sequences[0].sequence_id)
+    assert told in refusal.detail
+
+
+def test_a_row_without_provenance_is_refused() -> None:
+    order = pair()
+    order.rollouts[0].sequences[0] = msgspec.structs.replace(order.rollouts[0].sequences[0], provenance=None)
+    assert reason(order) == Reason.PROVENANCE_MISSING
+
+
+def test_a_mask_over_other_tokens_than_were_sampled_is_refused() -> None:
+    """Two given and two sampled tokens, of which the mask trains a given and a sampled one."""
+    honest = sequence([1, 2, 3, 4], [0, 0, 1, 1])
+    mask = bytes([0, 1, 1, 0])
+    logprobs, versions = floats(0, -1, -1, 0), ints(0, 1, 1, 0)
+    moved = proven(honest.sequence_id, honest.ids, mask, logprobs, versions)
+    order = group(rollout(1, msgspec.structs.replace(moved, provenance=honest.provenance)), rollout(0))
+    refusal = verdict(order)
+    assert isinstance(refusal, Refusal)
+    assert "the mask" in refusal.detail
+
+
+def test_once_a_call_in_two_rows_is_refused() -> None:
+    first = sequence([1, 2, 3], [0, 1, 1])
+    again = msgspec.structs.replace(first, sequence_id="again")
+    assert reason(group(rollout(1, first, again), rollout(0))) == Reason.TRAINED_TWICE
+
+
 def test_once_a_rollout_of_another_group_is_refused() -> None:
     order = pair()
     assert reason(order, {order.rollouts[1].rollout_id}) == Reason.DUPLICATE_ROLLOUT
@@ -139,9 +202,7 @@ arrays = st.lists(
 def of(rows: list[tuple[int, int, float, int]]) -> TrainedSequence:
     ids, mask, logprobs, versions = zip(*rows, strict=True)
     parts = ints(*ids), bytes(mask), floats(*logprobs), ints(*versions)
-    return TrainedSequence(
-        sequence_id="s", ids=parts[0], mask=parts[1], logprobs=parts[2], versions=parts[3], digest=sequence_digest(*parts)
-    )
+    return proven("s", *parts)
 
 
 @given(arrays)

@@ -7,6 +7,7 @@ samples four tokens, each with the log-probability of its version; all calls of 
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +20,8 @@ from evener_orchestrator.ledger.traces import store
 from evener_orchestrator.states import GroupState, RolloutState, RunState
 from tests.unit.orchestrator.rows import NOW, a_group, a_run, a_task
 from tests.unit.orchestrator.world import FakeTrace
+
+Message = dict[str, Any]
 
 BUDGET = 16
 LOGPROB = {1: -1.0, 2: -0.5, 3: -0.25}
@@ -41,12 +44,12 @@ class Row:
 
 ROLLOUTS = [
     # version 1 before training
-    Row("e1", "rename", "pi", 1.0, fork="other_prompt"),
+    Row("e1", "rename", "pi", 1.0, fork="subagent"),
     Row("e1", "rename", "pi", 1.0),
-    Row("e2", "rename", "codex", 0.0, fork="rewritten"),
-    Row("e2", "rename", "codex", 0.0, fork="rewritten"),
+    Row("e2", "rename", "codex", 0.0, fork="retokenised"),
+    Row("e2", "rename", "codex", 0.0, fork="retokenised"),
     Row("e3", "count", "pi", 1.0),
-    Row("e3", "count", "pi", 0.0, fork="repeated"),
+    Row("e3", "count", "pi", 0.0, fork="retry"),
     Row("e4", "count", "codex", 1.0),
     Row("e4", "count", "codex", 1.0),
     # step 1
@@ -56,7 +59,7 @@ ROLLOUTS = [
     Row("t2", "count", "codex", 1.0),
     # no variance: skipped
     Row("t3", "rename", "codex", 0.0),
-    Row("t3", "rename", "codex", 0.0, outcome=Outcome.BUDGET, fork="branched"),
+    Row("t3", "rename", "codex", 0.0, outcome=Outcome.BUDGET, fork="history_edited"),
     Row("t4", "count", "codex", 1.0),
     Row("t4", "count", "codex", 1.0),
     # step 2
@@ -89,26 +92,33 @@ def a_trace(row: Row, session: str) -> list[CallRecord]:
     """The calls of one attempt: a line, then the call that forked."""
     count = CALLS[row.harness]
     calls: list[CallRecord] = []
+    histories: list[list[Message]] = [[{"role": "user", "content": f"Do {row.task}."}]]
     prompt = np.arange(10, 16)
     for number in range(1, count + 1):
-        calls.append(a_call(session, number, prompt, row.version, tool=number < count))
-        prompt = np.concatenate((calls[-1].tokens, [20 + number, 30]))
+        call = a_call(session, number, prompt, row.version, histories[-1], tool=number < count)
+        calls.append(call)
+        prompt = np.concatenate((call.tokens, [20 + number, 30]))
+        turn = {"role": "assistant", "tool_calls": [{"function": each} for each in call.reply["tool_calls"]]}
+        histories.append([*histories[-1], turn, {"role": "tool", "content": f"result {number}"}])
+    number, last = count + 1, histories[count]
     match row.fork:
-        case "other_prompt":
-            calls.append(a_call(session, count + 1, np.arange(50, 54), row.version, base=0, system="title"))
-        case "rewritten":
+        case "subagent":
+            title = [{"role": "user", "content": "Name this."}]
+            calls.append(a_call(session, number, np.arange(50, 54), row.version, title, system="title", tools=None))
+        case "retokenised":
             changed = np.concatenate((calls[0].prompt_ids, [99], prompt[7:]))
-            calls.append(a_call(session, count + 1, changed, row.version, base=count))
-        case "repeated":
-            calls.append(a_call(session, count + 1, calls[-1].prompt_ids, row.version, base=count))
-        case "branched":
-            calls.append(a_call(session, count + 1, np.concatenate((calls[0].tokens, [77])), row.version, base=1))
+            calls.append(a_call(session, number, changed, row.version, last))
+        case "retry":
+            calls.append(a_call(session, number, calls[-1].prompt_ids, row.version, histories[count - 1]))
+        case "history_edited":
+            back = [*histories[1][:2], {"role": "user", "content": "Another way, please."}]
+            calls.append(a_call(session, number, np.concatenate((calls[0].tokens, [77])), row.version, back))
         case _:
             pass
     return calls
 
 
-def a_call(session, number, prompt, version, *, tool=False, base=None, system="agent"):
+def a_call(session, number, prompt, version, messages, *, tool=False, system="agent", tools="tools"):
     return CallRecord(
         call_id=f"{session}-{number}",
         session_id=session,
@@ -119,12 +129,7 @@ def a_call(session, number, prompt, version, *, tool=False, base=None, system="a
         versions=np.full(4, version, np.int32),
         version_dispatch=version,
         version_completion=version,
-        request={
-            "system_digests": [system],
-            "tools_digest": None,
-            "messages": [],
-            "messages_base": number - 1 if base is None else base,
-        },
+        request={"system_digests": [system], "tools_digest": tools, "messages": messages, "messages_base": 0},
         reply={"content": None, "tool_calls": [{"name": "bash", "arguments": "{}"}] if tool else []},
         dialect="chat",
         started=1790000000.0,

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from evener.ids import session_id
 from evener.messages import Sealed
+from evener.trace.provenance import untrue
 from evener_orchestrator.archive import Archiver
 from evener_orchestrator.ledger.groups import trained
 from evener_orchestrator.ledger.models import Sequence
@@ -59,6 +60,11 @@ async def test_a_chain_is_stored_once_and_comes_back_exactly(versions):
     # the one sequence, from runs
     (row,) = archive.sequences
     wire = trained(Sequence(**row))
+    arrays = np.frombuffer(wire.ids, np.int32), np.frombuffer(wire.mask, np.uint8)
+    assert (
+        untrue(wire.provenance, *arrays, np.frombuffer(wire.logprobs, np.float32), np.frombuffer(wire.versions, np.int32))
+        is None
+    )
     mask, versions_ = np.frombuffer(wire.mask, np.uint8), np.frombuffer(wire.versions, np.int32)
     assert np.frombuffer(wire.ids, np.int32).tolist() == calls[-1].tokens.tolist()
     assert len(wire.mask) * 4 == len(wire.ids) == len(wire.logprobs) == len(wire.versions)
@@ -72,8 +78,6 @@ async def test_a_chain_is_stored_once_and_comes_back_exactly(versions):
     "damage",
     [
         {"logprobs": np.array([-0.5, -0.5], np.float32)},
-        {"logprobs": np.array([-0.5, np.nan, 0.0], np.float32)},
-        {"logprobs": np.array([-0.5, 0.5, 0.0], np.float32)},
         {"versions": np.array([1], np.int32)},
     ],
 )
@@ -82,6 +86,20 @@ async def test_a_damaged_call_is_never_graded(damage):
     assert archive.fault is not None
     assert archive.fault[0] == "capture_gap"
     assert archive.sequences == []
+
+
+@pytest.mark.parametrize("logprob", [np.nan, np.inf, -np.inf, 0.5])
+async def test_a_call_whose_log_probabilities_prove_nothing_is_context(logprob):
+    first, second = a_chain([1, 1])
+    first = replace(first, logprobs=np.array([-0.5, logprob, 0.0], np.float32))
+    archive = await read([first, second])
+    assert archive.fault is None
+    (row,) = archive.sequences
+    assert row["mask_runs"] == [[10, 13]]
+    assert row["provenance"]["untrained"] == {"failed_checks": 3}
+    assert np.isfinite(archive.calls[0]["logprob_sum"])
+    (alone,) = (await read([first])).calls
+    assert alone["call_class"] == "agent"
 
 
 async def test_a_missing_call_is_never_graded():
@@ -104,7 +122,18 @@ def test_a_sequence_travels_as_messagepack():
         mask_runs=[[1, 3]],
         version_runs=[[1, 2, 5], [2, 3, 6]],
         digest="d",
+        provenance={
+            "session_id": "s",
+            "given": 2,
+            "sampled": 2,
+            "trained": 2,
+            "untrained": {},
+            "versions": {"5": 1, "6": 1},
+            "engines": [],
+            "calls": [],
+        },
     )
     wire = msgspec.msgpack.decode(msgspec.msgpack.encode(trained(row)))
     assert np.frombuffer(wire["versions"], np.int32).tolist() == [0, 5, 6, 0]
     assert list(wire["mask"]) == [0, 1, 1, 0]
+    assert wire["provenance"]["versions"] == {"5": 1, "6": 1}

@@ -31,7 +31,7 @@ ANSWERS = [
     ],
     [("count", 1.0, 0.0)],
     [("codex", 1, 2.0), ("pi", 2, 1.0)],
-    [("codex", "rewritten", 2, 2), ("codex", "branched", 1, 1), ("pi", "other_prompt", 1, 1), ("pi", "repeated", 1, 1)],
+    [("codex", "retokenised", 2, 2), ("codex", "history_edited", 1, 1), ("pi", "retry", 1, 1), ("pi", "subagent", 1, 1)],
     [(1, 2, 2, 0.0, 0), (2, 3, 2, 0.5, 1)],
     [("codex", "count", 2, 1, 0.75), ("codex", "rename", 2, 1, 0.25), ("pi", "count", 1, 0, 0.5), ("pi", "rename", 1, 0, 0.5)],
     [("lease_expired", 2, 1, 0), ("calls_lost", 1, 1, 1), ("sandbox_failed", 1, 1, 0)],

@@ -28,7 +28,8 @@ ATTEMPT = (
 )  # fmt: skip
 SCORE = ("attempt_id", "score", "scores", "evidence", "cause", "detail", "seconds")
 CALL = (
-    "number", "parent_id", "prompt_tokens", "version_dispatch", "version_completion", "request", "reply", "dialect",
+    "number", "parent_id", "call_class", "fork", "fork_from", "fork_position", "fork_was", "fork_now", "prompt_tokens",
+    "version_dispatch", "version_completion", "request", "reply", "dialect",
     "delivered", "level", "engine", "started_at", "ended_at",
 )  # fmt: skip
 
@@ -180,6 +181,7 @@ def _sequence(row: Sequence) -> dict[str, Any]:
         "logprobs": row.logprobs.tolist(),
         "versions": versions.tolist(),
         "spans": row.spans,
+        "provenance": row.provenance,
         "digest": row.digest,
     }
 

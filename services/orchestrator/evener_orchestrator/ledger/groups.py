@@ -5,10 +5,11 @@
 
 from collections.abc import Sequence as Many
 
+import msgspec
 import numpy as np
 from sqlalchemy import func, select
 
-from evener.api import GroupOrder, TrainedRollout, TrainedSequence
+from evener.api import GroupOrder, Provenance, TrainedRollout, TrainedSequence
 from evener.errors import Outcome
 from evener.ids import new_id
 from evener.messages import TrainGroup
@@ -155,6 +156,7 @@ def trained(row: Sequence) -> TrainedSequence:
         logprobs=row.logprobs.tobytes(),
         versions=versions.tobytes(),
         digest=row.digest,
+        provenance=None if row.provenance is None else msgspec.convert(row.provenance, Provenance),
     )
 
 

@@ -220,9 +220,18 @@ class Call(Base):
     parent_id: Mapped[str | None] = mapped_column(
         String(64), comment="the call whose prompt and completion is the longest token prefix of this prompt"
     )
-    fork: Mapped[str | None] = mapped_column(
-        String(16), comment="why it left its trace's line: repeated, rewritten, other_prompt, restarted or branched"
+    call_class: Mapped[str | None] = mapped_column(
+        String(16), comment="agent, side, superseded or undelivered; null where it was archived before there were classes"
     )
+    fork: Mapped[str | None] = mapped_column(
+        String(16),
+        comment="why it left its trace's line: template, retokenised, history_edited, thinking_dropped, compaction, subagent,"
+        " retry or unknown",
+    )
+    fork_from: Mapped[str | None] = mapped_column(String(64), comment="the call that it is compared with")
+    fork_position: Mapped[int | None] = mapped_column(comment="its first token that differs from that call's")
+    fork_was: Mapped[str | None] = mapped_column(Text, comment="that call's text, or token ids, around the difference")
+    fork_now: Mapped[str | None] = mapped_column(Text, comment="its own text, or token ids, around the difference")
     prompt_tokens: Mapped[int] = mapped_column(comment="length of the whole prompt")
     sampled_tokens: Mapped[int] = mapped_column(comment="length of the completion")
     logprob_sum: Mapped[float] = mapped_column(comment="of the completion: the sum of logprobs")
@@ -259,8 +268,11 @@ class Sequence(Base):
     logprobs: Mapped[NDArray[Any]] = mapped_column(Tokens(real=True), comment="0 where the mask is 0")
     mask_runs: Mapped[Runs] = mapped_column(comment="[start, end] where the loss mask is 1")
     version_runs: Mapped[Runs] = mapped_column(comment="[start, end, version] where the loss mask is 1")
-    spans: Mapped[list[Json]] = mapped_column(comment="provenance: start, end, call_id, kind")
+    spans: Mapped[list[Json]] = mapped_column(comment="start, end, call_id, kind")
     trained_tokens: Mapped[int] = mapped_column(comment="sum of the mask")
+    provenance: Mapped[Json | None] = mapped_column(
+        comment="where its tokens come from: counts, versions, and per call span, digests, engine, sampling, why untrained"
+    )
     digest: Mapped[str] = mapped_column(String(80), comment="sha256 over ids, mask, log-probabilities and versions")
 
 

@@ -21,9 +21,15 @@ async def store(tx: Transaction, archive: Archive) -> None:
         upsert = postgresql.insert if tx.postgres else sqlite.insert
         rows = [{"digest": row["digest"], "body": storable(row["body"])} for row in texts]
         await tx.session.execute(upsert(SystemText).on_conflict_do_nothing(), rows)
-    for model, rows in ((Call, archive.calls), (Sequence, archive.sequences)):
+    calls = [row | {name: _shown(row[name]) for name in ("fork_was", "fork_now")} for row in archive.calls]
+    for model, rows in ((Call, calls), (Sequence, archive.sequences)):
         if rows and tx.postgres:
             await tx.session.flush()
             await copy(await tx.session.connection(), model, rows)
         elif rows:
             await tx.session.execute(insert(model), rows)
+
+
+def _shown(text: str | None) -> str | None:
+    """A text of an agent's, which may hold what is no Unicode."""
+    return None if text is None else storable(text.encode(errors="replace").decode())
