@@ -4,7 +4,7 @@ A policy's weights are the ``*.safetensors`` files of a folder, under the names 
 environment; it needs torch and safetensors and nothing of vLLM.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, KeysView
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,9 +74,9 @@ class _Tensors:
     file_of: dict[str, Any]
 
     @property
-    def names(self) -> set[str]:
-        """All tensors."""
-        return set(self.file_of)
+    def names(self) -> KeysView[str]:
+        """All tensors, those of a layer one after another."""
+        return self.file_of.keys()
 
     def shape(self, name: str) -> tuple[int, ...]:
         """A tensor's shape, from its file's head."""

@@ -1,8 +1,8 @@
 # pyright: reportMissingImports=false, reportUntypedBaseClass=false, reportUnknownParameterType=false
 """vLLM's weights change in one place, `DiskTransfer.finish_weight_update`, and only to a set that was checked whole before.
 
-So an update that is given up half way, or whose files are bad, leaves vLLM as it was; in vLLM's own back ends the model is
-taken apart at the start of an update. Each worker of vLLM 0.32 makes one `DiskTransfer` and reads the same files. Imported by
+So an update that is given up half way, or whose files are bad, leaves vLLM as it was; vLLM's own back ends take the model apart
+when an update starts. Each worker of vLLM 0.32 makes one `DiskTransfer` and reads the same files. Imported by
 vLLM alone, through `evener.engines.vllm_disk.register`.
 """
 
@@ -14,6 +14,10 @@ from vllm.distributed.weight_transfer.base import (  # type: ignore[import-not-f
     WeightTransferEngine,
     WeightTransferInitInfo,
     WeightTransferUpdateInfo,
+)
+from vllm.model_executor.layers.vocab_parallel_embedding import (  # type: ignore[import-not-found]
+    ParallelLMHead,
+    UnquantizedEmbeddingMethod,
 )
 from vllm.model_executor.model_loader.reload import (  # type: ignore[import-not-found]
     finalize_layerwise_reload,
@@ -70,6 +74,17 @@ class DiskTransfer(WeightTransferEngine[DiskInit, DiskUpdate]):
             self.model.load_weights(read(folder, self._layout().shapes))
         finally:
             finalize_layerwise_reload(self.model, self.model_config)
+        self._repack_tied_heads()
+
+    def _repack_tied_heads(self) -> None:
+        """Make what vLLM computes a head with from its weights anew.
+
+        No tensor is loaded for a tied head, so that vLLM leaves it as it was: with the embedding's new values in its weight,
+        and on the CPU with a packed copy of the old ones, which is what is computed with.
+        """
+        for module in self.model.modules():
+            if isinstance(module, ParallelLMHead) and isinstance(module.quant_method, UnquantizedEmbeddingMethod):
+                module.quant_method.process_weights_after_loading(module)
 
     def shutdown(self) -> None:
         """Nothing is held."""
