@@ -1,6 +1,6 @@
 # Each target sets up what it needs; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo test test-fast test-processes test-chaos test-stack test-harnesses test-tamper bench-proxy bench-trace bench-load lint wheel clean
+.PHONY: help setup setup-dev demo test test-fast test-processes test-chaos test-stack test-harnesses test-tamper test-vllm bench-proxy bench-trace bench-load lint wheel clean
 
 V := .venv/bin
 export TOKENIZERS_PARALLELISM := false
@@ -47,6 +47,9 @@ test-harnesses: setup-dev ## unmodified agents through the proxy against a scrip
 
 test-tamper: setup-dev ## attacks on a score, as real workspaces, against both tiers of the verifier (ONLY=part-of-a-name)
 	@ONLY="$(ONLY)" $(V)/python -m tests.tamper $(TAMPER)
+
+test-vllm: setup-dev ## the engine's contract, two agents and HumanEval on real vLLM for the CPU (installs 3.5 GB)
+	@$(V)/python -m tests.vllm $(PYTEST)
 
 bench-proxy: setup ## the proxy's cost beside OpenEnv's capture proxy, in one run (needs redis-server)
 	@$(V)/python -m bench.proxy $(BENCH)

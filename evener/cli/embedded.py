@@ -1,7 +1,8 @@
 """The whole stack in one process: the same services as in compose, on SQLite, an in-process bus and an in-process cache.
 
-The engine is a child process; everything else shares one event loop. Whatever ends the stack (its own end, Ctrl-C, a
-service's fault) ends every part of it, the engine within its grace period. Only this module and `serve` import services.
+The engine is a child process, unless the settings name others; everything else shares one event loop. Whatever ends the stack
+(its own end, Ctrl-C, a service's fault) ends every part of it, the engine within its grace period. Only this module and `serve`
+import services.
 """
 
 import asyncio
@@ -87,7 +88,10 @@ class Stack:
 
 @contextlib.asynccontextmanager
 async def embedded(settings: Settings, *, policy: Path, name: str, stop: asyncio.Event) -> AsyncGenerator[Stack]:
-    """The stack around an engine that serves one policy folder under ``name``; `Stack.learn` adds the learner."""
+    """The stack around an engine that serves one policy folder under ``name``; `Stack.learn` adds the learner.
+
+    Where EVENER_ENGINE_URLS names engines, those are used and none is started.
+    """
     settings.data.mkdir(parents=True, exist_ok=True)
     with _locked(settings.data):
         _check_ports(settings)
@@ -215,7 +219,12 @@ async def scoring_engine(settings: Settings, policy: Path) -> AsyncGenerator[str
 
 @contextlib.asynccontextmanager
 async def _engine(settings: Settings, policy: Path, name: str) -> AsyncGenerator[None]:
-    """The CPU engine as a child process; it is gone when this ends."""
+    """The CPU engine as a child process, which is gone when this ends; or the user's own engines, once they answer."""
+    if settings.engine_urls:
+        for url in settings.engine_urls:
+            await _answering(url)
+        yield
+        return
     logs = settings.data / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     with (logs / "engine.log").open("a") as output:
@@ -249,6 +258,8 @@ def _check_ports(settings: Settings) -> None:
         "ADMIN": settings.admin_port,
         "ENGINE": settings.engine_port,
     }
+    if settings.engine_urls:
+        del ports["ENGINE"]
     for service, port in ports.items():
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -258,19 +269,21 @@ def _check_ports(settings: Settings) -> None:
                 raise InputError("port_occupied", f"{port} on 127.0.0.1 (EVENER_{service}_PORT)") from error
 
 
-async def _answering(url: str, child: asyncio.subprocess.Process, logfile: Path) -> None:
+async def _answering(url: str, child: asyncio.subprocess.Process | None = None, logfile: Path | None = None) -> None:
+    """Wait for an engine; ``child`` and its log where it is ours. Another's (a hosted API) need not know ``/health``."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + ENGINE_START_S
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as http:
         while loop.time() < deadline:
-            if child.returncode is not None:
+            if child is not None and logfile is not None and child.returncode is not None:
                 raise InfraError("engine_unavailable", f"it ended with {child.returncode}: {_last_line(logfile)}")
             with contextlib.suppress(aiohttp.ClientError, TimeoutError):
                 async with http.get(f"{url}/health") as response:
-                    if response.status == 200:
+                    if response.status == 200 or child is None:
                         return
             await asyncio.sleep(0.1)
-    raise InfraError("engine_unavailable", f"no answer at {url} after {ENGINE_START_S:.0f} s; see {logfile}")
+    where = f"see {logfile}" if logfile is not None else "EVENER_ENGINE_URLS names it"
+    raise InfraError("engine_unavailable", f"no answer at {url} after {ENGINE_START_S:.0f} s; {where}")
 
 
 def _last_line(path: Path) -> str:

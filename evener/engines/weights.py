@@ -2,8 +2,7 @@
 
 `WeightSink` is the port; `DiskWeightSink` speaks to vLLM with a weight-transfer back end that reads safetensors from a
 folder, and to our CPU engine, which answers the same routes. Running calls are kept over an update and the prefix cache is
-cleared, for its keys belong to the old weights. A failed update is tried again from its start, since vLLM does not survive a
-``/start_weight_update`` without its ``/finish_weight_update``. Used by the learner.
+cleared, for its keys belong to the old weights. vLLM's side of it is `evener.engines.vllm_disk`. Used by the learner.
 """
 
 import asyncio
@@ -92,15 +91,24 @@ class DiskWeightSink:
         await self._request("POST", "/pause?mode=keep&clear_cache=true")
 
     async def publish(self, weights: Path, version: int) -> None:
-        """``/start_weight_update``, ``/update_weights``, ``/finish_weight_update``; the whole again where one fails."""
+        """``/start_weight_update``, ``/update_weights``, ``/finish_weight_update``; again where one fails.
+
+        vLLM refuses to start while an update is under way, which is one that somebody began and did not finish: it is then
+        gone on with.
+        """
+        start = True
         for attempt in range(1, ATTEMPTS + 1):
+            started = not start
             try:
-                await self._request("POST", "/start_weight_update", {})
+                if start:
+                    await self._request("POST", "/start_weight_update", {})
+                    started = True
                 await self._request("POST", "/update_weights", {"update_info": {"path": str(weights.absolute())}})
                 await self._request("POST", "/finish_weight_update", {"weight_version": str(version)})
             except InfraError as error:
                 if attempt == ATTEMPTS or error.cause == "engine_unavailable":
                     raise
+                start = started
                 await self._initialise()
                 await asyncio.sleep(RETRY_PAUSE_S)
             else:

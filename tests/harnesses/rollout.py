@@ -1,4 +1,4 @@
-"""One attempt as the runner makes it: sandbox, session, agent, seal, snapshot; with the script's engine behind the proxy.
+"""One attempt as the runner makes it: sandbox, session, agent, seal, snapshot; with some engine behind the proxy.
 
 What is looked at afterwards is what the ledger would read: the report, the sealed session, its records and their graph.
 """
@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import fakeredis
 from pydantic import SecretStr
@@ -41,15 +41,12 @@ Script = Callable[[ScriptedEngine], Sequence[Behaviour]]
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What an attempt left behind. ``engine``: what it was answered by; ``hello``: the file that the task asks for, None where
-    there is none.
-    """
+class Left:
+    """What an attempt left behind. ``hello``: the file that the task asks for, None where there is none."""
 
     report: RolloutFinished
     state: SessionState
     records: list[CallRecord]
-    engine: Any
     hello: str | None
     log: str
 
@@ -71,9 +68,19 @@ class Seen:
             f" {call.reply['finish_reason']} parent={self.graph.parent[call.call_id]} id={call.call_id}"
             for call in self.records
         ]
+        return "\n".join([str(self.report), self.log, *calls, f"forks: {self.forks}"])
+
+
+@dataclass(frozen=True)
+class Seen(Left):
+    """The same, and the engine that followed a script."""
+
+    engine: StubEngine
+
+    def text(self) -> str:
+        """With what the engine was asked last."""
         last = [str(message)[:400] for message in self.engine.asked[-1]["messages"][1:]] if self.engine.asked else []
-        forks = f"forks: {self.forks}"
-        return "\n".join([str(self.report), self.log, *calls, forks, "asked last:", *last])
+        return "\n".join([super().text(), "asked last:", *last])
 
 
 async def roll_out(
@@ -95,9 +102,24 @@ async def against(
     prompt_mode: PromptMode = "render",
 ) -> Seen:
     """The same against an engine that is served."""
+    left = await attempt(agent, engine.url, folder, purpose=purpose, cache=cache, prompt_mode=prompt_mode)
+    return Seen(left.report, left.state, left.records, left.hello, left.log, engine)
+
+
+async def attempt(
+    agent: Agent,
+    engine_url: str,
+    folder: Path,
+    *,
+    purpose: Literal["train", "eval"] = "train",
+    sampling: Sampling | None = None,
+    cache: Path | None = None,
+    prompt_mode: PromptMode = "render",
+) -> Left:
+    """Run ``agent`` on the task against the engine at ``engine_url``; everything is made below ``folder``."""
     blobs = Blobs(folder / "blobs")
-    lease = _lease(agent, blobs, purpose, prompt_mode)
-    async with running_proxy(engine, fakeredis.FakeAsyncRedis()) as proxy:
+    lease = _lease(agent, blobs, purpose, sampling or Sampling(), prompt_mode)
+    async with running_proxy(StubEngine(url=engine_url), fakeredis.FakeAsyncRedis()) as proxy:
         known = {"cache": cache} if cache is not None else {}
         settings = Settings(data=folder, proxy_url=proxy.url, admin_token=SecretStr(TOKEN), **known)
         tools = Tools(settings, ApiClient("http://127.0.0.1:9", ""), ProxySessions(proxy.admin), blobs)
@@ -107,10 +129,12 @@ async def against(
         state = await proxy.admin.read(lease.session_id)
         records = await proxy.store.load(lease.session_id)
     log = blobs.get("logs", report.logs).decode() if report.logs else ""
-    return Seen(report, state, records, engine, _hello(blobs, report.snapshot, folder), log)
+    return Left(report, state, records, _hello(blobs, report.snapshot, folder), log)
 
 
-def _lease(agent: Agent, blobs: Blobs, purpose: Literal["train", "eval"], prompt_mode: PromptMode) -> RolloutLease:
+def _lease(
+    agent: Agent, blobs: Blobs, purpose: Literal["train", "eval"], sampling: Sampling, prompt_mode: PromptMode
+) -> RolloutLease:
     rollout = new_id()
     bundle = tar_of_files({"task.toml": b"", "instruction.md": _INSTRUCTION.encode(), "environment/workspace/.keep": b""})
     return RolloutLease(
@@ -129,7 +153,7 @@ def _lease(agent: Agent, blobs: Blobs, purpose: Literal["train", "eval"], prompt
         agent_bundle=blobs.put("agent", bundle),
         trusted=False,
         sandbox="bubblewrap",
-        sampling=Sampling(),
+        sampling=sampling,
         budget=Budget(calls=20, wall_s=WALL_S),
         prompt_mode=prompt_mode,
     )

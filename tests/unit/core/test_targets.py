@@ -5,7 +5,7 @@ import importlib
 import pytest
 
 
-@pytest.mark.parametrize("name", ["tests.chaos", "tests.harnesses", "tests.tamper", "bench.proxy", "bench.load"])
+@pytest.mark.parametrize("name", ["tests.chaos", "tests.harnesses", "tests.tamper", "tests.vllm", "bench.proxy", "bench.load"])
 def test_it_can_be_imported(name: str):
     assert importlib.import_module(f"{name}.__main__").main
 

@@ -34,6 +34,15 @@ async def test_a_half_way_failure_is_repaired_by_the_whole_again(tmp_path: Path)
     assert (engine.version, engine.paused) == ("2", False)
 
 
+async def test_an_update_that_somebody_began_is_gone_on_with(tmp_path: Path) -> None:
+    engine = StubEngine()
+    engine.fail = {"/start_weight_update": ATTEMPTS}  # vLLM, while an update is under way
+    async with serving(engine.handle) as url, DiskWeightSink(url) as sink:
+        await replace_weights(sink, tmp_path, 2)
+    assert engine.calls == [PAUSE, UPDATE[0], "/init_weight_transfer_engine", *UPDATE[1:], "/resume"]
+    assert engine.version == "2"
+
+
 async def test_it_resumes_when_it_gives_up(tmp_path: Path) -> None:
     engine = StubEngine()
     engine.fail = {"/finish_weight_update": ATTEMPTS}
