@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evener import removal
 from evener.archive import extract
-from evener.sandbox import folders, snapshot
+from evener.sandbox import snapshot
 
 
 def names(taken):
@@ -82,7 +83,7 @@ def test_folders_by_the_thousand_are_cut_off(tmp_path):
     taken = snapshot.take(root, "/workspace")
     assert 1 < len(names(taken)) <= snapshot.MAX_DEPTH + 1
     assert "too deep" in taken.left_out[0]
-    folders._remove(root)
+    removal.remove(root)
     assert not root.exists()
 
 
