@@ -12,6 +12,7 @@ from evener.tasks import TaskToml
 
 pytestmark = pytest.mark.usefixtures("runner")
 TOML = b"[[steps]]\nname = 'one'\n[[steps]]\nname = 'two'\n[[steps]]\nname = 'three'\n"
+BUBBLEWRAP = pytest.mark.parametrize("world", ["bubblewrap"], indirect=True)
 CALL = "call('x'); print('done');"
 
 
@@ -50,6 +51,7 @@ async def test_each_step_finds_what_the_one_before_left_and_what_its_own_adds(wo
     assert world.blobs.get("logs", report.logs).count(b"done") == 3
 
 
+@BUBBLEWRAP
 async def test_a_step_that_does_not_end_well_is_the_last_and_the_rest_is_scored_as_it_stands(world):
     files = task("open('a', 'w')", "open('b', 'w'); sys.exit(3)", "open('c', 'w')", **{"steps/three/workdir/new": b""})
     session = await world.add("", files)
@@ -63,6 +65,7 @@ async def test_a_step_that_does_not_end_well_is_the_last_and_the_rest_is_scored_
     assert world.calls[session] == 2
 
 
+@BUBBLEWRAP
 async def test_all_steps_share_the_time_of_the_budget_and_each_may_have_less(world):
     files = task("open('a', 'w')", "time.sleep(60)", "open('c', 'w')")
     files["task.toml"] = TOML.replace(b"'two'", b"'two'\nagent.timeout_sec = 1")
@@ -72,6 +75,7 @@ async def test_all_steps_share_the_time_of_the_budget_and_each_may_have_less(wor
     assert [sorted(found) for found in contents(world, report)] == [["a", "given"]] * 3
 
 
+@BUBBLEWRAP
 async def test_infra_is_not_a_grade_where_an_agent_does_not_begin_a_step(world):
     files = task("", "", "")
     files["steps/two/instruction.md"] = b"pass"
