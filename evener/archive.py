@@ -9,8 +9,11 @@ import io
 import os
 import posixpath
 import shutil
+import stat
 import tarfile
 from pathlib import Path
+
+from evener.removal import remove
 
 MAX_BYTES = 512 << 20
 MAX_ENTRIES = 100_000
@@ -20,8 +23,12 @@ class UnsafeArchive(tarfile.TarError):
     """A tar file wants to leave its folder, or holds what is no file, folder or link."""
 
 
-def extract(tar: bytes, folder: Path) -> None:
-    """Unpack ``tar`` into ``folder``, which nobody else writes to. Raises tarfile.TarError, OSError."""
+def extract(tar: bytes, folder: Path, *, over: bool = False) -> None:
+    """Unpack ``tar`` into ``folder``, which nobody else writes to. Raises tarfile.TarError, OSError.
+
+    What is there already is refused, or with ``over`` removed where it stands in the way: links and other files, and a folder
+    where a file is to be.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     room = MAX_BYTES
     with tarfile.open(fileobj=io.BytesIO(tar), mode="r:") as archive:
@@ -29,10 +36,25 @@ def extract(tar: bytes, folder: Path) -> None:
             if number >= MAX_ENTRIES:
                 raise UnsafeArchive(f"over {MAX_ENTRIES} entries")
             name = _inner(member.name)
+            if over:
+                _make_way(folder, name, for_folder=member.isdir())
             room -= _weight(member, folder)
             if room < 0:
                 raise UnsafeArchive(f"{member.name!r} and what comes before it are over {MAX_BYTES >> 20} MiB")
             _extract_member(archive, member, folder, name)
+
+
+def _make_way(folder: Path, name: str, *, for_folder: bool) -> None:
+    """Remove what would keep a member from being unpacked to ``name``; folders on its way are opened to their owner."""
+    path = folder / name
+    for place in (*(folder / parent for parent in reversed(Path(name).parents)), path):
+        wanted = for_folder or place != path
+        if place.is_symlink() or not place.is_dir():
+            place.unlink(missing_ok=True)
+        elif wanted:
+            place.chmod(place.stat().st_mode | stat.S_IRWXU)
+        else:
+            remove(place)
 
 
 def _weight(member: tarfile.TarInfo, folder: Path) -> int:

@@ -1,6 +1,7 @@
 """A task is a directory in the Harbor format; it leaves the user's machine as two bundles, and an agent sees only the first.
 
-Agent side: ``task.toml``, ``instruction.md``, ``environment/``. Grader side: ``task.toml``, ``tests/``, ``solution/``. Bundles
+Agent side: ``task.toml``, ``environment/`` and of each step ``instruction.md`` and ``workdir/``. Grader side: ``task.toml``,
+``tests/``, ``solution/`` and those of each step. A task without ``[[steps]]`` is one step, in the task's own folder. Bundles
 are tar files whose bytes depend on content alone, so that the same task has the same digest on every machine. Errors name
 file and field. Read by the command line (submission), the runner and the verifier (unpacking).
 """
@@ -9,9 +10,10 @@ import io
 import math
 import tarfile
 import tomllib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -19,12 +21,18 @@ from evener.archive import extract
 from evener.blobs import digest_of
 from evener.errors import InputError
 
-AGENT_SIDE = ("task.toml", "instruction.md", "environment")
-GRADER_SIDE = ("task.toml", "tests", "solution")
+INSTRUCTION = "instruction.md"
+WORKDIR = "workdir"
 MAX_BUNDLE_BYTES = 256 << 20
+MAX_STEPS = 32
+"""A rollout's evidence has a part for each step, and its snapshot a share."""
 
 Tier = Literal["out_of_process", "in_process"]
 """Whether a task's grader keeps the candidate's code out of its own sandbox (docs/verifier.md)."""
+Strategy = Literal["mean", "final"]
+"""How the scores of steps become those of the rollout: their mean by name, or the last."""
+
+_NO_IMAGE = "there is no docker sandbox for an image; make what it holds ahead of time in EVENER_GRADER_ROOT, and remove this"
 
 
 class _Table(BaseModel):
@@ -55,7 +63,7 @@ class GraderEnvironmentTable(EnvironmentTable):
     @classmethod
     def _is_none(cls, image: str | None) -> str | None:
         if image is not None:
-            raise ValueError("a separate image needs a docker sandbox, which this version does not have")
+            raise ValueError(_NO_IMAGE)
         return image
 
 
@@ -64,7 +72,7 @@ class VerifierTable(_Table):
 
     timeout_sec: float = Field(default=600.0, gt=0)
     env: dict[str, str] = {}
-    user: Literal["agent"] | None = None
+    user: str | int | None = None
     environment_mode: Literal["shared", "separate"] | None = None
     environment: GraderEnvironmentTable | None = None
     tier: Tier = "in_process"
@@ -72,6 +80,13 @@ class VerifierTable(_Table):
     ranges: dict[str, tuple[float, float]] = {}
     protect: tuple[str, ...] | None = None
     baseline: bool = False
+
+    @field_validator("user")
+    @classmethod
+    def _is_the_agents(cls, user: str | int | None) -> str | int | None:
+        if user not in (None, "agent"):
+            raise ValueError(f"{user!r}: graders run as the sandbox's unprivileged user, 'agent', and as no other")
+        return user
 
     @field_validator("ranges")
     @classmethod
@@ -99,6 +114,19 @@ class ArtifactTable(_Table):
     source: str
 
 
+StepName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)]
+
+
+class StepTable(_Table):
+    """One of ``[[steps]]``: what it says of agent and verifier goes before what the task says."""
+
+    name: StepName
+    agent: AgentTable = AgentTable()
+    verifier: VerifierTable = VerifierTable()
+    min_reward: float | dict[str, float] | None = None
+    artifacts: tuple[str | ArtifactTable, ...] = ()
+
+
 class TaskToml(_Table):
     """``task.toml``."""
 
@@ -109,24 +137,63 @@ class TaskToml(_Table):
     environment: EnvironmentTable = EnvironmentTable()
     verify: str | None = Field(default=None, min_length=1)
     artifacts: tuple[str | ArtifactTable, ...] = ()
-    steps: tuple[dict[str, object], ...] = ()
+    steps: tuple[StepTable, ...] = Field(default=(), max_length=MAX_STEPS)
+    multi_step_reward_strategy: Strategy = "mean"
 
-    @field_validator("steps")
-    @classmethod
-    def _are_none(cls, steps: tuple[dict[str, object], ...]) -> tuple[dict[str, object], ...]:
-        if steps:
-            raise ValueError("an agent is given one instruction; make a task of each step")
-        return steps
+    @model_validator(mode="after")
+    def _steps_are_sound(self) -> Self:
+        names = [step.name for step in self.steps]
+        if len(set(names)) < len(names):
+            raise ValueError(f"steps: two have one name: {', '.join(names)}")
+        self.each_step()
+        return self
 
     @property
     def artifact_paths(self) -> list[str]:
         """The sources of ``artifacts``."""
         return [each if isinstance(each, str) else each.source for each in self.artifacts]
 
+    def each_step(self) -> list["Step"]:
+        """The steps in their order; a task that has none is one."""
+        if not self.steps:
+            return [Step("", self, {})]
+        return [self._step(table) for table in self.steps]
+
+    def _step(self, table: StepTable) -> "Step":
+        agent = self.agent.model_copy(update=table.agent.model_dump(exclude_unset=True))
+        try:
+            verifier = VerifierTable.model_validate(
+                self.verifier.model_dump(exclude_unset=True) | table.verifier.model_dump(exclude_unset=True)
+            )
+        except ValidationError as error:  # each table is sound by itself, but not the one over the other
+            raise ValueError(f"{table.name}: verifier: {error.errors()[0]['msg']}") from error
+        artifacts = (*self.artifacts, *table.artifacts)
+        toml = self.model_copy(update={"agent": agent, "verifier": verifier, "artifacts": artifacts, "steps": ()})
+        least = table.min_reward if isinstance(table.min_reward, dict) else {"reward": table.min_reward}
+        return Step(table.name, toml, {name: value for name, value in least.items() if value is not None})
+
+
+@dataclass(frozen=True)
+class Step:
+    """What an agent is asked for at once and is scored by: one of ``[[steps]]``, or all of a task that has none (``name`` "").
+
+    ``toml`` is the task's with the step's own keys over it; ``min_reward`` is what its scores must reach, by name, for the
+    steps after it to count.
+    """
+
+    name: str
+    toml: TaskToml
+    min_reward: dict[str, float]
+
+    @property
+    def place(self) -> Path:
+        """Its folder, relative to the task's."""
+        return Path("steps", self.name) if self.name else Path()
+
 
 @dataclass(frozen=True)
 class Task:
-    """A task directory that was read and found whole."""
+    """A task directory that was read and found whole; ``instruction`` has those of all steps, one after the other."""
 
     id: str
     folder: Path
@@ -142,16 +209,35 @@ class Task:
 def read_task(folder: Path) -> Task:
     """Read one task directory. Raises InputError that names file and field."""
     toml = read_toml(folder / "task.toml")
-    try:
-        instruction = (folder / "instruction.md").read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError("task_invalid", f"{folder / 'instruction.md'}: {error}") from error
-    if not instruction.strip():
-        raise InputError("task_invalid", f"{folder / 'instruction.md'}: is empty")
-    for name in ("environment",) if toml.verify else ("environment", "tests/test.sh"):
-        if not (folder / name).exists():
-            raise InputError("task_invalid", f"{folder / name}: is missing")
-    return Task(folder.name, folder, toml, instruction)
+    instructions = read_instructions(folder, toml)
+    if not (folder / "environment").exists():
+        raise InputError("task_invalid", f"{folder / 'environment'}: is missing")
+    for step in toml.each_step():
+        tests = (folder / "tests", folder / step.place / "tests")
+        if not (toml.verify or any((each / "test.sh").exists() for each in tests)):
+            raise InputError("task_invalid", f"{tests[-1] / 'test.sh'}: is missing")
+        setup = folder / step.place / WORKDIR / "setup.sh"
+        if step.name and setup.exists():
+            raise InputError("task_invalid", f"{setup}: set-up scripts are not run; give the files that it would make")
+        for image in [each / "Dockerfile" for each in tests if step.toml.verifier.separate]:
+            if image.exists():
+                raise InputError("task_invalid", f"{image}: {_NO_IMAGE}")
+    return Task(folder.name, folder, toml, "\n\n".join(text.strip() for text in instructions) + "\n")
+
+
+def read_instructions(folder: Path, toml: TaskToml) -> list[str]:
+    """What the agent is told, a text a step; also of an unpacked agent side. Raises InputError that names the file."""
+    texts: list[str] = []
+    for step in toml.each_step():
+        path = folder / step.place / INSTRUCTION
+        try:
+            text = path.read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError("task_invalid", f"{path}: {error}") from error
+        if not text.strip():
+            raise InputError("task_invalid", f"{path}: is empty")
+        texts.append(text)
+    return texts
 
 
 def read_toml(path: Path) -> TaskToml:
@@ -164,8 +250,8 @@ def read_toml(path: Path) -> TaskToml:
         raise InputError("task_invalid", f"{path}: {error}") from error
     except ValidationError as error:
         fault = error.errors()[0]
-        field = ".".join(str(part) for part in fault["loc"])
-        raise InputError("task_invalid", f"{path}: {field}: {fault['msg']}") from error
+        parts = [str(path), ".".join(str(part) for part in fault["loc"]), fault["msg"]]
+        raise InputError("task_invalid", ": ".join(part for part in parts if part)) from error
 
 
 def read_tasks(folder: Path) -> list[Task]:
@@ -187,12 +273,18 @@ def task_folders(folder: Path) -> list[Path]:
 
 def agent_bundle(task: Task) -> bytes:
     """What an agent's host may see of a task, as a tar file."""
-    return pack(task.folder, AGENT_SIDE)
+    names = (INSTRUCTION, WORKDIR) if task.toml.steps else (INSTRUCTION,)
+    return pack(task.folder, ("task.toml", *_of_steps(task.toml, names), "environment"))
 
 
 def grader_bundle(task: Task) -> bytes:
     """What only a verifier may see of a task, as a tar file."""
-    return pack(task.folder, GRADER_SIDE)
+    common = ("tests",) if task.toml.steps else ()
+    return pack(task.folder, ("task.toml", *common, *_of_steps(task.toml, ("tests", "solution"))))
+
+
+def _of_steps(toml: TaskToml, names: tuple[str, ...]) -> list[str]:
+    return [str(step.place / name) for step in toml.each_step() for name in names]
 
 
 def task_digest(agent: bytes, grader: bytes) -> str:
@@ -200,7 +292,7 @@ def task_digest(agent: bytes, grader: bytes) -> str:
     return digest_of((digest_of(agent) + digest_of(grader)).encode())
 
 
-def pack(folder: Path, names: tuple[str, ...]) -> bytes:
+def pack(folder: Path, names: Iterable[str]) -> bytes:
     """A tar file of the named files and folders; owner, time and order carry no information."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:

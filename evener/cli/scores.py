@@ -23,22 +23,36 @@ def print_scores(scores: list[dict[str, Any]]) -> None:
         if "tier" in evidence:
             isolated = "" if evidence["isolated"] else "; NOTHING kept the candidate from tests and reward"
             _line("tier", f"{evidence['tier']} ({evidence['sandbox']}{isolated})")
-        _line("exit code", evidence.get("exit_code"))
-        _line("seconds", f"{cell(evidence.get('seconds'))} of {cell(score['seconds'])}")
-        if evidence.get("tampered"):
-            _line("TAMPERED", f"the score is 0 whatever the tests said; claimed: {evidence.get('claimed')}")
-        for finding in evidence.get("findings", []):
-            _line("tampering" if finding["tampering"] else "finding", f"{finding['kind']}: {finding['detail']}")
-        for runner in evidence.get("tests", []):
-            failures = ", ".join(runner["failures"])
-            _line(runner["runner"], f"{runner['passed']} passed, {runner['failed']} failed {failures}".rstrip())
-        for kind, names in evidence.get("changes", {}).items():
-            if names["count"]:
-                _line(kind, f"{names['count']}: {', '.join(names['names'])}")
-        for name, title in _SHOWN:
-            if evidence.get(name):
-                out.rule(title, align="left")
-                out.print(evidence[name], markup=False, soft_wrap=True)
+        _line(
+            "seconds", f"{cell(evidence['seconds'])} of {cell(score['seconds'])}" if "seconds" in evidence else score["seconds"]
+        )
+        for step in evidence.get("steps", []):
+            out.rule(f"step {step['name']}", align="left")
+            _line("scores", step.get("scores", "none: an earlier step fell short, or this one could not be graded"))
+            _line("tier", step["tier"])
+            _print_evidence(step)
+        if "steps" not in evidence:
+            _print_evidence(evidence)
+
+
+def _print_evidence(evidence: dict[str, Any]) -> None:
+    """What was seen of one grading."""
+    _line("exit code", evidence.get("exit_code"))
+    _line("tests took", evidence.get("seconds"))
+    if evidence.get("tampered"):
+        _line("TAMPERED", f"the score is 0 whatever the tests said; claimed: {evidence.get('claimed')}")
+    for finding in evidence.get("findings", []):
+        _line("tampering" if finding["tampering"] else "finding", f"{finding['kind']}: {finding['detail']}")
+    for runner in evidence.get("tests", []):
+        failures = ", ".join(runner["failures"])
+        _line(runner["runner"], f"{runner['passed']} passed, {runner['failed']} failed {failures}".rstrip())
+    for kind, names in evidence.get("changes", {}).items():
+        if names["count"]:
+            _line(kind, f"{names['count']}: {', '.join(names['names'])}")
+    for name, title in _SHOWN:
+        if evidence.get(name):
+            out.rule(title, align="left")
+            out.print(evidence[name], markup=False, soft_wrap=True)
 
 
 def _line(name: str, value: Any) -> None:

@@ -131,7 +131,7 @@ def _why(solution: RolloutScored, untouched: RolloutScored, solved: ExecResult |
         return f"solution: {solution.cause}: {solution.detail}"
     best, least = solution.scores["reward"], untouched.scores.get("reward")
     if best < 1:
-        return f"solution: scores {cell(best)}, not 1{_ended(solved)}{_tampered(solution)}{_said(solution)}"
+        return f"solution: scores {cell(best)}, not 1{_ended(solved)}{_short(solution)}"
     if untouched.cause is not None:
         return f"untouched: {untouched.cause}: {untouched.detail}"
     if least is None or least >= best:
@@ -147,15 +147,30 @@ def _ended(solved: ExecResult | None) -> str:
     return f"; solve.sh {how}{_last_line(solved.stderr.decode(errors='replace'))}"
 
 
-def _tampered(scored: RolloutScored) -> str:
+def _gradings(scored: RolloutScored) -> list[dict[str, Any]]:
+    """The evidence of each grading: of all steps of a task, or of the one that there is."""
+    return scored.evidence.get("steps", [scored.evidence])
+
+
+def _short(scored: RolloutScored) -> str:
+    """The first step that does not get the best, and what was seen of it."""
+    for seen in _gradings(scored):
+        rewards = seen.get("scores", scored.scores)
+        if rewards.get("reward", 0) < 1:
+            step = f"; step {seen['name']}: scores {cell(rewards.get('reward'))}" if "name" in seen else ""
+            return f"{step}{_tampered(seen)}{_said(seen)}"
+    return ""
+
+
+def _tampered(evidence: dict[str, Any]) -> str:
     """What of the solution was taken for tampering, which makes a score 0."""
-    seen = [finding["detail"] for finding in scored.evidence.get("findings", ()) if finding["tampering"]]
+    seen = [finding["detail"] for finding in evidence.get("findings", ()) if finding["tampering"]]
     return f"; taken for tampering: {seen[0]}" if seen else ""
 
 
-def _said(scored: RolloutScored) -> str:
+def _said(evidence: dict[str, Any]) -> str:
     """The last that the tests said."""
-    line = _last_line(scored.evidence.get("stderr") or "") or _last_line(scored.evidence.get("stdout") or "")
+    line = _last_line(evidence.get("stderr") or "") or _last_line(evidence.get("stdout") or "")
     return f"; tests{line}" if line else ""
 
 

@@ -22,7 +22,7 @@ from evener.sandbox.arguments import ROOT_RUNS_AS, Inside, write_etc
 from evener.sandbox.output import collect, feed
 from evener.sandbox.port import FORWARDER_PORT, OUTPUT_LIMIT, WORKSPACE, ExecResult, Kind, Limits, SandboxSpec
 from evener.sandbox.pump import Pump, address_of
-from evener.sandbox.snapshot import Snapshot
+from evener.sandbox.snapshot import MAX_BYTES, Snapshot
 from evener.sandbox.threads import in_thread
 from evener.sandbox.writable import Writable
 
@@ -129,9 +129,9 @@ class BubblewrapSandbox:
             self._trees.remove(running)
             await asyncio.shield(running.end())
 
-    async def upload(self, tar: bytes, path: str) -> None:
+    async def upload(self, tar: bytes, path: str, *, over: bool = False) -> None:
         """Unpack ``tar`` into a writable folder."""
-        await in_thread(self._files.unpack, tar, path)
+        await in_thread(self._files.unpack, tar, path, over)
 
     async def read(self, path: str, *, limit: int) -> bytes | None:
         """Read a file directly below a writable folder."""
@@ -141,9 +141,9 @@ class BubblewrapSandbox:
         """Look at what lies directly below a writable folder."""
         return self._files.modes(path)
 
-    async def snapshot(self, path: str) -> Snapshot:
+    async def snapshot(self, path: str, *, max_bytes: int = MAX_BYTES) -> Snapshot:
         """Archive a writable folder."""
-        return await in_thread(self._files.snapshot, path)
+        return await in_thread(self._files.snapshot, path, max_bytes)
 
     async def kill(self) -> None:
         """Kill whatever runs or is about to."""

@@ -9,16 +9,15 @@ import contextlib
 import json
 import os
 import secrets
-import shutil
 import signal
-import stat
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from evener.removal import remove
 
 LABEL = "label.json"
 UNLABELLED_GRACE_S = 60.0
@@ -60,8 +59,8 @@ class Folder:
     def remove(self) -> None:
         """Remove the folder whatever modes its contents have, and what belongs to it outside. Idempotent."""
         for path in self._noted("outside"):
-            _remove(path)
-        _remove(self.path)
+            remove(path)
+        remove(self.path)
 
     def over(self) -> bool:
         """Whether the owner is dead or the time is over."""
@@ -140,22 +139,3 @@ def _started(pid: int) -> str | None:
     except OSError:
         return None
     return None if fields[0] == "Z" else fields[19]
-
-
-def _remove(path: Path) -> None:
-    try:
-        shutil.rmtree(path)
-    except FileNotFoundError:
-        return
-    except PermissionError:  # a user's own sandbox closed a folder to its owner
-        _open_up(path)
-        shutil.rmtree(path)
-    except RecursionError:  # folders within folders, by the thousand
-        subprocess.run(["rm", "-rf", "--", path], check=True)
-
-
-def _open_up(folder: Path) -> None:
-    folder.chmod(stat.S_IRWXU)
-    for entry in os.scandir(folder):
-        if entry.is_dir(follow_symlinks=False):
-            _open_up(Path(entry.path))

@@ -2,7 +2,7 @@
 
 ``environment/workspace/`` holds its files; else a Dockerfile's ``COPY`` lines say which files of ``environment/`` go where in
 ``/workspace``. A line that only a container engine can follow is refused, so that no agent starts in half an environment.
-Called by the runner, and by the verifier, which compares the snapshot with it.
+A step of a task adds its ``workdir/``. Called by the runner, and by the verifier, which compares the snapshot with it.
 """
 
 import json
@@ -11,9 +11,10 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from evener.archive import extract, tar_of_folder
 from evener.errors import TaskError
 from evener.sandbox.port import WORKSPACE, Limits
-from evener.tasks import TaskToml
+from evener.tasks import WORKDIR, Step, TaskToml
 
 _WITHOUT_EFFECT = {"FROM", "CMD", "LABEL", "MAINTAINER", "EXPOSE"}
 
@@ -32,6 +33,24 @@ def lay_out(environment: Path, workspace: Path) -> None:
             except (ValueError, OSError) as error:
                 line = f"environment/Dockerfile line {number}: {' '.join(words)[:80]}"
                 raise TaskError("task_setup", f"{line}: {error}; give environment/workspace/ instead") from error
+
+
+def added_by(step: Step, task: Path) -> bytes | None:
+    """What a step lays over the workspace before its agent starts, as a tar file; ``task`` is an unpacked agent side."""
+    folder = task / step.place / WORKDIR
+    return tar_of_folder(folder) if step.name and folder.is_dir() else None
+
+
+def untouched(task: Path, toml: TaskToml, workspace: Path) -> list[bytes]:
+    """What an agent that does nothing leaves at each step, made in the new folder ``workspace``. Raises TaskError, OSError."""
+    lay_out(task / "environment", workspace)
+    left: list[bytes] = []
+    for step in toml.each_step():
+        added = added_by(step, task)
+        if added is not None:
+            extract(added, workspace, over=True)
+        left.append(tar_of_folder(workspace) if added is not None or not left else left[-1])
+    return left
 
 
 def limits_of(toml: TaskToml) -> Limits:

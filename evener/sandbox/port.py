@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from evener.sandbox.folders import Folder
-from evener.sandbox.snapshot import Snapshot
+from evener.sandbox.snapshot import MAX_BYTES, Snapshot
 
 Kind = Literal["bubblewrap", "process"]
 
@@ -109,8 +109,8 @@ class Sandbox(Protocol):
         """Run a command to its end; after ``timeout`` seconds kill it. Nothing it started outlives it."""
         ...
 
-    async def upload(self, tar: bytes, path: str) -> None:
-        """Unpack ``tar`` into the writable folder ``path``, owned by the user inside."""
+    async def upload(self, tar: bytes, path: str, *, over: bool = False) -> None:
+        """Unpack ``tar`` into the writable folder ``path``, owned by the user inside; ``over`` what is in its way there."""
         ...
 
     async def read(self, path: str, *, limit: int) -> bytes | None:
@@ -121,7 +121,7 @@ class Sandbox(Protocol):
         """``st_mode`` by name of what lies directly below the writable folder ``path``, and of itself as ``"."``."""
         ...
 
-    async def snapshot(self, path: str) -> Snapshot:
+    async def snapshot(self, path: str, *, max_bytes: int = MAX_BYTES) -> Snapshot:
         """Archive the writable folder ``path``; call it when nothing runs."""
         ...
 

@@ -18,7 +18,7 @@ from evener.errors import InfraError
 from evener.sandbox.arguments import PATH
 from evener.sandbox.output import collect, feed
 from evener.sandbox.port import HOME, OUTPUT_LIMIT, WORKSPACE, ExecResult, Kind, SandboxSpec
-from evener.sandbox.snapshot import Snapshot
+from evener.sandbox.snapshot import MAX_BYTES, Snapshot
 from evener.sandbox.threads import in_thread
 from evener.sandbox.writable import Writable
 
@@ -100,9 +100,9 @@ class ProcessSandbox:
             self._running.remove(process)
             _kill(process)
 
-    async def upload(self, tar: bytes, path: str) -> None:
+    async def upload(self, tar: bytes, path: str, *, over: bool = False) -> None:
         """Unpack ``tar`` into a writable folder."""
-        await in_thread(self._files.unpack, tar, path)
+        await in_thread(self._files.unpack, tar, path, over)
 
     async def read(self, path: str, *, limit: int) -> bytes | None:
         """Read a file directly below a writable folder."""
@@ -112,9 +112,9 @@ class ProcessSandbox:
         """Look at what lies directly below a writable folder."""
         return self._files.modes(path)
 
-    async def snapshot(self, path: str) -> Snapshot:
+    async def snapshot(self, path: str, *, max_bytes: int = MAX_BYTES) -> Snapshot:
         """Archive a writable folder."""
-        return await in_thread(self._files.snapshot, path)
+        return await in_thread(self._files.snapshot, path, max_bytes)
 
     async def kill(self) -> None:
         """Kill whatever runs."""

@@ -38,11 +38,11 @@ class Writable:
             raise ValueError(f"{path!r} is not a writable folder of this sandbox ({', '.join(self.paths)})")
         return self.root / path.strip("/").replace("/", "-")
 
-    def unpack(self, tar: bytes, path: str) -> None:
-        """Unpack a tar file made by us or by `snapshot`."""
+    def unpack(self, tar: bytes, path: str, over: bool) -> None:
+        """Unpack a tar file made by us or by `snapshot`; ``over``: see `extract`."""
         folder = self.host(path)
         try:
-            extract(tar, folder)
+            extract(tar, folder, over=over)
         except (tarfile.TarError, OSError) as error:
             raise InfraError("sandbox_failed", f"unpacking into {path}: {error}") from error
         if self.owner != os.geteuid():
@@ -70,10 +70,10 @@ class Writable:
             modes |= {entry.name: entry.stat(follow_symlinks=False).st_mode for entry in os.scandir(folder)}
         return modes
 
-    def snapshot(self, path: str) -> Snapshot:
+    def snapshot(self, path: str, max_bytes: int) -> Snapshot:
         """Archive one of them."""
         try:
-            return snapshot.take(self.host(path), path)
+            return snapshot.take(self.host(path), path, max_bytes=max_bytes)
         except OSError as error:
             raise InfraError("snapshot_failed", f"{path}: {error}") from error
 

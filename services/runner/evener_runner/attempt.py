@@ -1,8 +1,9 @@
 """One attempt, from its lease to its last word: whatever happens, the agent is dead, its session sealed, its sandbox gone.
 
 Order: an engine with weights that are not too old, sandbox, session, agent; then drain, seal, kill, snapshot, report, destroy.
-The time limit seals before it kills, so that no call ends as lost. Where the lease is lost nothing is said: the ledger has gone
-on. Run by the runner, one task an attempt, while a `heart.Heart` beats for it.
+The time limit seals before it kills, so that no call ends as lost. The agent of a task of several steps is started for each, in
+one session, as long as all goes well. Where the lease is lost nothing is said: the ledger has gone on. Run by the runner, one
+task an attempt, while a `heart.Heart` beats for it.
 """
 
 import asyncio
@@ -15,12 +16,13 @@ from evener.api import ApiClient, RolloutLease
 from evener.blobs import Blobs
 from evener.errors import EvenerError
 from evener.messages import RolloutFinished
-from evener.sandbox import WORKSPACE, ExecResult, Folder, Sandbox, choose
+from evener.sandbox import ExecResult, Folder, Sandbox, choose
 from evener.sandbox.threads import in_thread
 from evener.settings import Settings
+from evener.snapshots import Workspaces
 from evener_runner import furnish, logs
 from evener_runner.harnesses import Harness
-from evener_runner.outcome import Ending, SessionState, Stop, Verdict, classify
+from evener_runner.outcome import Ending, SessionState, Stop, Verdict, classify, went_well
 
 DRAIN_S = 5.0
 """How long the calls of an agent that has exited may take to end; nobody reads them any more."""
@@ -88,8 +90,10 @@ class Attempt:
         self._folder: Folder | None = None
         self._sandbox: Sandbox | None = None
         self._key: str | None = None
-        self._result: ExecResult | None = None
+        self._workspaces: Workspaces | None = None
+        self._results: list[ExecResult] = []
         self._state: SessionState | None = None
+        self._calls = 0
 
     def stop(self, why: Stop) -> None:
         """End it soon; the first reason counts."""
@@ -135,22 +139,43 @@ class Attempt:
         job = await in_thread(furnish.read_job, bundle, lease, self._folder)
         self._sandbox = await furnish.make_sandbox(self._harness, job, kind, self._folder, settings)
         self._key = await self._tools.sessions.open(lease)
-        argv, env = await furnish.hand_over(self._sandbox, self._harness, lease, self._key)
-        stdin = job.instruction.encode()
-        agent = asyncio.create_task(self._sandbox.exec(argv, stdin=stdin, env=env, timeout=job.wall_s + _BACKSTOP_S))
+        start = await furnish.hand_over(self._sandbox, self._harness, lease, self._key)
+        self._workspaces = Workspaces(self._sandbox, job.toml, [step.added for step in job.steps])
+        steps, over = list(job.steps), time.monotonic() + lease.budget.wall_s
+        while True:
+            step = steps.pop(0)
+            await self._workspaces.begin()
+            wall_s = min(step.wall_s, max(over - time.monotonic(), 0.0))
+            ending = await self._run_agent(step.instruction, start, wall_s, last=not steps)
+            if ending is not None:
+                return ending
+            await self._workspaces.end()
+
+    async def _run_agent(self, instruction: str, start: furnish.Start, wall_s: float, *, last: bool) -> Ending | None:
+        """Start the agent for one step; how the attempt ended, or None where it goes on: nothing runs, the session is open."""
+        assert self._sandbox is not None, "an agent runs in a sandbox"
+        earlier, goes_on = self._calls, False
+        stdin, timeout = instruction.encode(), wall_s + _BACKSTOP_S
+        agent = asyncio.create_task(self._sandbox.exec(start.argv, stdin=stdin, env=start.env, timeout=timeout))
         try:
-            await asyncio.wait({agent}, timeout=job.wall_s)
+            await asyncio.wait({agent}, timeout=wall_s)
             timed_out = not agent.done()
             if not timed_out:
-                await self._drain(DRAIN_S if agent.result().exit_code == 0 else LOST_S)
-            self._state = await self._tools.sessions.seal(lease.session_id)
-            await self._sandbox.kill()
-            self._result = await agent
+                exit_code = agent.result().exit_code
+                state = await self._drain(DRAIN_S if exit_code == 0 else LOST_S)
+                goes_on = not last and went_well(exit_code, state, earlier)
+                self._calls = state.calls
+            if not goes_on:
+                self._state = await self._tools.sessions.seal(self._lease.session_id)
+                await self._sandbox.kill()
+            self._results.append(await agent)
         finally:
             agent.cancel()
             await asyncio.wait({agent})
-        lost = self._sandbox.proxy_lost
-        return Ending(exit_code=self._result.exit_code, timed_out=timed_out, proxy_lost=lost, state=self._state)
+        if goes_on:
+            return None
+        exit_code, lost = self._results[-1].exit_code, self._sandbox.proxy_lost
+        return Ending(exit_code=exit_code, timed_out=timed_out, proxy_lost=lost, earlier_calls=earlier, state=self._state)
 
     async def _until_served(self) -> None:
         """Wait while no engine serves what the lease asks for: one that was restarted has its first weights for a while.
@@ -166,23 +191,23 @@ class Attempt:
             said = True
             await asyncio.sleep(_SERVED_POLL_S)
 
-    async def _drain(self, seconds: float) -> None:
-        """Let the calls that the agent left behind end, so that the seal finds none in flight."""
+    async def _drain(self, seconds: float) -> SessionState:
+        """Let the calls that the agent left behind end, so that the seal finds none in flight; what was last known of all."""
         deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
+        while True:
             state = await self._tools.sessions.read(self._lease.session_id)
-            if not state.in_flight:
-                return
+            if not state.in_flight or time.monotonic() > deadline:
+                return state
             await asyncio.sleep(_DRAIN_POLL_S)
 
     async def _keep(self, verdict: Verdict) -> _Left:
         """Store the workspace of an attempt that will be scored, and the log of every attempt."""
         snapshot, left_out = None, list[str]()
-        if verdict.scored and self._sandbox is not None:
-            taken = await self._sandbox.snapshot(WORKSPACE)
+        if verdict.scored and self._workspaces is not None:
+            taken = await self._workspaces.finish()
             snapshot, left_out = await asyncio.to_thread(self._tools.blobs.put, "snapshots", taken.tar), taken.left_out
         secrets = [secret for secret in (self._key, self._lease.lease) if secret]
-        text = logs.compose(verdict, self._result, left_out, secrets)
+        text = logs.compose(verdict, self._results, left_out, secrets)
         if left_out:
             verdict = replace(verdict, detail=f"{verdict.detail} {len(left_out)} left out of the snapshot".strip())
         return _Left(verdict, snapshot, await asyncio.to_thread(self._tools.blobs.put, "logs", text))
@@ -218,7 +243,7 @@ class Attempt:
             sealed=self._state.sealed if self._state else None,
             snapshot=left.snapshot,
             logs=left.logs,
-            exit_code=self._result.exit_code if self._result else None,
+            exit_code=self._results[-1].exit_code if self._results else None,
             sandbox=self._sandbox.kind if self._sandbox else "",
             harness_version=self._harness.version,
             started=started,

@@ -13,9 +13,9 @@ from evener.archive import tar_of_files, tar_of_folder
 from evener.errors import InputError, TaskError
 from evener.log import get
 from evener.sandbox import HOME, WORKSPACE, Folder, Kind, Limits, Mount, Sandbox, SandboxSpec, create
-from evener.sandbox.initial import lay_out, limits_of
+from evener.sandbox.initial import added_by, lay_out, limits_of
 from evener.settings import Settings
-from evener.tasks import read_toml, unpack
+from evener.tasks import TaskToml, read_instructions, read_toml, unpack
 from evener_runner import compile_cache, install
 from evener_runner.harnesses import NODE, Access, Harness
 
@@ -29,13 +29,31 @@ _log = get("runner")
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """A task as a runner sees it. ``wall_s``: the budget's time, or the task's own limit where that is shorter."""
+class JobStep:
+    """What the agent is started for at once. ``wall_s``: the budget's time, or the step's own limit where that is shorter."""
 
     instruction: str
-    workspace: bytes
     wall_s: float
+    added: bytes | None
+    """What is laid over the workspace before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A task as a runner sees it."""
+
+    toml: TaskToml
+    steps: list[JobStep]
+    workspace: bytes
     limits: Limits
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The agent's command and environment; it reads the instruction from standard input."""
+
+    argv: list[str]
+    env: dict[str, str]
 
 
 def read_job(bundle: bytes, lease: RolloutLease, folder: Folder) -> Job:
@@ -44,13 +62,16 @@ def read_job(bundle: bytes, lease: RolloutLease, folder: Folder) -> Job:
     try:
         unpack(bundle, task)
         toml = read_toml(task / "task.toml")
-        instruction = (task / "instruction.md").read_text()
+        instructions = read_instructions(task, toml)
     except (OSError, tarfile.TarError, InputError) as error:
         raise TaskError("task_setup", f"{lease.task_id}: {error}") from error
     workspace = folder.path / "initial"
     lay_out(task / "environment", workspace)
-    wall_s = min(lease.budget.wall_s, toml.agent.timeout_sec or lease.budget.wall_s)
-    return Job(instruction.strip() + "\n", tar_of_folder(workspace), wall_s, limits_of(toml))
+    steps: list[JobStep] = []
+    for step, instruction in zip(toml.each_step(), instructions, strict=True):
+        wall_s = min(lease.budget.wall_s, step.toml.agent.timeout_sec or lease.budget.wall_s)
+        steps.append(JobStep(instruction.strip() + "\n", wall_s, added_by(step, task)))
+    return Job(toml, steps, tar_of_folder(workspace), limits_of(toml))
 
 
 async def make_sandbox(harness: Harness, job: Job, kind: Kind, folder: Folder, settings: Settings) -> Sandbox:
@@ -70,13 +91,13 @@ async def make_sandbox(harness: Harness, job: Job, kind: Kind, folder: Folder, s
     return sandbox
 
 
-async def hand_over(sandbox: Sandbox, harness: Harness, lease: RolloutLease, key: str) -> tuple[list[str], dict[str, str]]:
-    """Give the agent its key; returns the command that starts it, and its environment."""
+async def hand_over(sandbox: Sandbox, harness: Harness, lease: RolloutLease, key: str) -> Start:
+    """Give the agent its key; returns how it is started."""
     assert sandbox.proxy_url is not None, "an agent's sandbox reaches the proxy"
     access = Access(sandbox.proxy_url, key, MODEL, lease.budget.context_tokens or WINDOW)
     await sandbox.upload(tar_of_files(harness.files(access)), HOME)
     command, *arguments = harness.argv(lease.harness.profile, access)
-    return [sandbox.locate(command), *arguments], {"PATH": f"{sandbox.locate(NODE)}/bin:{_SYSTEM_PATH}"}
+    return Start([sandbox.locate(command), *arguments], {"PATH": f"{sandbox.locate(NODE)}/bin:{_SYSTEM_PATH}"})
 
 
 def _say(step: str) -> None:

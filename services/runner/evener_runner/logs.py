@@ -3,16 +3,16 @@
 Called by the attempt.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from evener.sandbox import ExecResult
 from evener_runner.outcome import Verdict
 
 
-def compose(verdict: Verdict, result: ExecResult | None, left_out: list[str], secrets: Iterable[str]) -> bytes:
-    """A rollout's log as text in UTF-8; every occurrence of a secret is masked."""
+def compose(verdict: Verdict, results: Sequence[ExecResult], left_out: list[str], secrets: Iterable[str]) -> bytes:
+    """A rollout's log as text in UTF-8, with a result for each step; every occurrence of a secret is masked."""
     parts = [f"outcome: {verdict.outcome} {verdict.cause or ''} {verdict.detail}".rstrip().encode() + b"\n"]
-    if result is not None:
+    for result in results:
         parts.append(f"exit code: {result.exit_code}, after {result.seconds:.2f} s\n".encode())
         parts += [b"--- stdout\n", result.stdout, b"\n--- stderr\n", result.stderr, b"\n"]
     if left_out:

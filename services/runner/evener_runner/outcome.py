@@ -18,6 +18,11 @@ class SessionState(Protocol):
     """What the proxy says of a session (`evener.trace.session.SessionState`)."""
 
     @property
+    def calls(self) -> int:
+        """Calls that were committed."""
+        ...
+
+    @property
     def in_flight(self) -> int:
         """Calls without an end."""
         ...
@@ -51,7 +56,7 @@ class SessionState(Protocol):
 @dataclass(frozen=True, slots=True)
 class Ending:
     """All that is known when an attempt ended. ``error`` prevented the agent from running, or us from sealing; ``proxy_lost``:
-    its last connection found no proxy.
+    its last connection found no proxy; ``earlier_calls`` were committed before the agent was started the last time.
     """
 
     stopped: Stop | None = None
@@ -59,6 +64,7 @@ class Ending:
     exit_code: int | None = None
     timed_out: bool = False
     proxy_lost: bool = False
+    earlier_calls: int = 0
     state: SessionState | None = None
 
 
@@ -89,6 +95,15 @@ def classify(ending: Ending) -> Verdict:
     return _of_session(ending, ending.state)
 
 
+def went_well(exit_code: int, state: SessionState, earlier_calls: int) -> bool:
+    """Whether an agent that exited did what it was started for, so that it may be started for the next step.
+
+    After all else the attempt ends, and `classify` says why.
+    """
+    spoiled = (state.last_error, state.fault, state.budget_spent)
+    return exit_code == 0 and not state.in_flight and spoiled == (None, None, None) and state.calls > earlier_calls
+
+
 def _of_session(ending: Ending, state: SessionState) -> Verdict:
     sealed = state.sealed or Sealed(committed=0, aborted=0, lost=0, undelivered=0)
     abnormal = ending.timed_out or ending.exit_code != 0
@@ -105,7 +120,7 @@ def _of_session(ending: Ending, state: SessionState) -> Verdict:
         return Verdict(Outcome.INFRA_ERROR, "engine_unavailable", f"{state.engine_failures} calls failed, none succeeded")
     if ending.timed_out:
         return Verdict(Outcome.BUDGET, "budget_wall")
-    if not sealed.committed:
+    if sealed.committed <= ending.earlier_calls:
         return Verdict(Outcome.INFRA_ERROR, "agent_no_call", f"exit code {ending.exit_code}")
     if ending.exit_code != 0:
         return Verdict(Outcome.AGENT_ERROR, "agent_exit", f"exit code {ending.exit_code}")

@@ -1,8 +1,8 @@
 """A task's own solution leaves a snapshot by the way that a rollout takes, and so does an agent that does nothing.
 
 The sandbox, the archive of its workspace and the verifier are those of a rollout; only the agent is another: ``solution/`` at
-``/solution``, whose ``solve.sh`` runs in the pristine workspace. What comes out is the score of each. Called by
-`evener tasks check`.
+``/solution``, whose ``solve.sh`` runs in the pristine workspace, or that of each step in what the one before left. What comes
+out is the score of each. Called by `evener tasks check`.
 """
 
 import asyncio
@@ -19,11 +19,13 @@ from evener.blobs import Blobs
 from evener.errors import InfraError, TaskError
 from evener.ids import new_id, parse_session_id, session_id
 from evener.messages import RolloutScored
+from evener.removal import remove
 from evener.sandbox import WORKSPACE, ExecResult, Folder, Mount, Sandbox, SandboxSpec, choose, create
-from evener.sandbox.initial import lay_out, limits_of
+from evener.sandbox.initial import added_by, lay_out, limits_of
 from evener.sandbox.threads import in_thread
 from evener.settings import SandboxKind
-from evener.tasks import Task, agent_bundle, grader_bundle, unpack
+from evener.snapshots import Workspaces
+from evener.tasks import Task, TaskToml, agent_bundle, grader_bundle, unpack
 from evener_verifier import relocate
 from evener_verifier.verifier import score
 
@@ -46,7 +48,9 @@ class _Bench:
 
 
 class Checked(NamedTuple):
-    """The score of both workspaces, and how the solution ended (None: it was not started)."""
+    """The score of both workspaces, and how the solution ended: the first step of it that failed, or the last (None: it was not
+    started).
+    """
 
     solution: RolloutScored
     untouched: RolloutScored
@@ -95,35 +99,52 @@ async def _leave(task: Task, bench: _Bench, order: ScoreOrder, session: str, *, 
     kind = await choose(order.sandbox, trusted=order.trusted, host=bench.host)
     folder = Folder.make(bench.sandboxes, f"solve-{session}", ttl_s=_TTL_S)
     try:
-        workspace = await in_thread(_pristine, bench.blobs, order, folder.path)
-        solution = await in_thread(_solution, bench.blobs, order, folder.path) if solve else None
-        mounts = () if solution is None else (Mount(solution, SOLUTION),)
+        workspace, additions = await in_thread(_agent_side, task.toml, bench.blobs, order, folder.path)
+        solutions = await in_thread(_solutions, task.toml, bench.blobs, order, folder.path) if solve else []
+        place = folder.path / "solution"
+        mounts = (Mount(place, SOLUTION),) if solve else ()
         sandbox = await create(kind, SandboxSpec(folder, mounts=mounts, limits=limits_of(task.toml)))
         try:
             await sandbox.upload(workspace, WORKSPACE)
-            solved = None if solution is None else await _solve(sandbox, solution, task.toml.agent.timeout_sec or SOLVE_S)
-            taken = await sandbox.snapshot(WORKSPACE)
+            workspaces = Workspaces(sandbox, task.toml, additions)
+            solved: list[ExecResult] = []
+            for step, solution in zip(task.toml.each_step(), solutions, strict=False):
+                await workspaces.begin()
+                await in_thread(_place, solution, place)
+                solved.append(await _solve(sandbox, place, step.toml.agent.timeout_sec or SOLVE_S))
+                await workspaces.end()
+            taken = await workspaces.finish()
         finally:
             await sandbox.destroy()
     finally:
         await asyncio.to_thread(folder.remove)
-    return await asyncio.to_thread(bench.blobs.put, "snapshots", taken.tar), solved
+    failed = (each for each in solved if each.exit_code != 0 or each.timed_out)
+    return await asyncio.to_thread(bench.blobs.put, "snapshots", taken.tar), next(failed, solved[-1] if solved else None)
 
 
-def _pristine(blobs: Blobs, order: ScoreOrder, folder: Path) -> bytes:
-    """The workspace that an agent finds, as a tar file. Blocks. Raises TaskError ``task_setup``."""
+def _agent_side(toml: TaskToml, blobs: Blobs, order: ScoreOrder, folder: Path) -> tuple[bytes, list[bytes | None]]:
+    """The workspace that an agent finds, and what each step adds, as tar files. Blocks. Raises TaskError ``task_setup``."""
     unpack(blobs.get("agent", order.agent_bundle), folder / "task")
     lay_out(folder / "task" / "environment", folder / "initial")
-    return tar_of_folder(folder / "initial")
+    return tar_of_folder(folder / "initial"), [added_by(step, folder / "task") for step in toml.each_step()]
 
 
-def _solution(blobs: Blobs, order: ScoreOrder, folder: Path) -> Path:
-    """The folder of the solution. Blocks. Raises TaskError ``task_setup``."""
+def _solutions(toml: TaskToml, blobs: Blobs, order: ScoreOrder, folder: Path) -> list[Path]:
+    """The folder of each step's solution. Blocks. Raises TaskError ``task_setup``."""
     unpack(blobs.get("grader", order.grader_bundle), folder / "grader")
-    solution = folder / "grader" / "solution"
-    if not (solution / SOLVE).is_file():
-        raise TaskError("task_setup", f"solution/{SOLVE} is missing")
-    return solution
+    places = [step.place / "solution" for step in toml.each_step()]
+    for place in places:
+        if not (folder / "grader" / place / SOLVE).is_file():
+            raise TaskError("task_setup", f"{place / SOLVE} is missing")
+    (folder / "solution").mkdir()
+    return [folder / "grader" / place for place in places]
+
+
+def _place(solution: Path, place: Path) -> None:
+    """Make ``place``, which a sandbox has mounted, hold this solution and no other. Blocks."""
+    for left in place.iterdir():
+        remove(left) if left.is_dir() else left.unlink()
+    shutil.copytree(solution, place, dirs_exist_ok=True)
 
 
 async def _solve(sandbox: Sandbox, solution: Path, timeout: float) -> ExecResult:

@@ -37,8 +37,11 @@ async def serve(
 ) -> None:
     """Score workspaces until ``stop`` is set; ``name`` appears in the log.
 
-    What is in hand then may be finished for ``drain_s`` seconds; the rest is handed back.
+    What is in hand then may be finished for ``drain_s`` seconds; the rest is handed back. Raises InputError where there is no
+    folder for graders that the settings name: each scoring would fail.
     """
+    if settings.grader_root is not None and not settings.grader_root.is_dir():
+        raise InputError("settings_invalid", f"EVENER_GRADER_ROOT: {settings.grader_root} is no folder")
     await asyncio.to_thread(reap, settings.data / "sandboxes", remove_cgroup=cgroups.remove)
     _log.info("verifier started", name=name, slots=settings.verifier_slots)
     counts = counts or Counts()

@@ -93,6 +93,25 @@ def test_the_document(tmp_path: Path) -> None:
     assert (sound["solution"]["scores"], sound["untouched"]["scores"]) == ({"reward": 1.0}, {"reward": 0.0})
 
 
+def test_a_task_of_several_steps(tmp_path: Path) -> None:
+    """Each step is solved in what the one before left, and graded by its own tests."""
+    toml = "[[steps]]\nname = 'one'\n[[steps]]\nname = 'two'\n"
+    test = "[ $(cat /workspace/sum) = $(cat /tests/wanted) ] && r=1 || r=0; echo $r > /logs/verifier/reward.txt\n"
+    for name, second in (("sound", "more"), ("unsound", "given")):
+        folder = make(tmp_path / name, toml=toml, test=test, solve=None)
+        for step, wanted, added, workdir in (("one", "1", "given", "sum"), ("two", "3", second, "more")):
+            solve = f"echo $(($(cat sum) + $(cat {added}))) > sum\n"
+            files = {"instruction.md": "Add.", "tests/wanted": wanted, "solution/solve.sh": solve}
+            for path, content in {**files, f"workdir/{workdir}": "0" if workdir == "sum" else "2"}.items():
+                (folder / "steps" / step / path).parent.mkdir(parents=True, exist_ok=True)
+                (folder / "steps" / step / path).write_text(content)
+    done = check(tmp_path)
+    assert done.exit_code == 1
+    why, last = done.stdout.splitlines()
+    assert why == "unsound: solution: scores 0.5, not 1; step two: scores 0"
+    assert last.startswith("1 of 2 tasks pass; the solution scores 1 in 1 of 2, the untouched workspace in 0 of 2 (")
+
+
 def test_nothing_is_written_where_it_is_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     task = make(tmp_path / "sound")
     (tmp_path / "here").mkdir()

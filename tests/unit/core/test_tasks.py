@@ -7,7 +7,7 @@ import pytest
 
 from evener.archive import UnsafeArchive
 from evener.errors import InputError
-from evener.tasks import agent_bundle, grader_bundle, read_task, read_tasks, task_digest, unpack
+from evener.tasks import agent_bundle, grader_bundle, read_instructions, read_task, read_tasks, task_digest, unpack
 
 
 def make(folder: Path) -> Path:
@@ -102,3 +102,93 @@ def test_a_link_is_not_bundled(tmp_path):
     (folder / "environment/workspace/link").symlink_to("/etc/passwd")
     with pytest.raises(InputError, match="only files and folders"):
         agent_bundle(read_task(folder))
+
+
+STEPS = """
+artifacts = ["out"]
+agent.timeout_sec = 60
+verifier = {timeout_sec = 5, env = {A = "1"}}
+[[steps]]
+name = "one"
+min_reward = 0.5
+[[steps]]
+name = "two"
+agent.timeout_sec = 30
+verifier = {tier = "out_of_process", env = {B = "2"}}
+artifacts = ["more"]
+min_reward = {style = 1}
+"""
+
+
+def make_steps(folder: Path, toml: str = STEPS) -> Path:
+    make(folder)
+    (folder / "instruction.md").unlink()
+    (folder / "task.toml").write_text(toml)
+    for name in ("one/instruction.md", "two/instruction.md", "two/workdir/new", "two/tests/test.sh", "two/solution/solve.sh"):
+        (folder / "steps" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "steps" / name).write_text(name)
+    return folder
+
+
+def test_what_a_step_says_goes_before_what_the_task_says(tmp_path):
+    task = read_task(make_steps(tmp_path / "one"))
+    one, two = task.toml.each_step()
+    assert (one.min_reward, two.min_reward) == ({"reward": 0.5}, {"style": 1})
+    assert (one.toml.agent.timeout_sec, two.toml.agent.timeout_sec) == (60, 30)
+    assert (one.toml.verifier.tier, two.toml.verifier.tier) == ("in_process", "out_of_process")
+    assert (two.toml.verifier.timeout_sec, two.toml.verifier.env) == (5, {"B": "2"})
+    assert (one.toml.artifact_paths, two.toml.artifact_paths) == (["out"], ["out", "more"])
+    assert read_instructions(task.folder, task.toml) == ["one/instruction.md", "two/instruction.md"]
+    assert task.instruction == "one/instruction.md\n\ntwo/instruction.md\n"
+
+
+def test_held_out_of_several_steps_too(tmp_path):
+    task = read_task(make_steps(tmp_path / "one"))
+    agent = {name for name in names_in(agent_bundle(task)) if not name.startswith("environment")}
+    steps = {"steps/one/instruction.md", "steps/two/instruction.md", "steps/two/workdir", "steps/two/workdir/new"}
+    assert agent == {"task.toml", *steps}
+    unpack(agent_bundle(task), tmp_path / "out")
+    assert read_instructions(tmp_path / "out", task.toml) == ["one/instruction.md", "two/instruction.md"]
+    grader = {name for name in names_in(grader_bundle(task)) if name.startswith("steps")}
+    assert grader == {f"steps/two/{name}" for name in ("tests", "tests/test.sh", "solution", "solution/solve.sh")}
+
+
+@pytest.mark.parametrize(
+    ("gone", "toml", "says"),
+    [
+        ("steps/two/instruction.md", STEPS, "steps/two/instruction.md: "),
+        ("tests/test.sh", STEPS, "steps/one/tests/test.sh: is missing"),
+        (None, STEPS.replace('"two"', '"one"'), "two have one name"),
+        (None, STEPS.replace('"two"', '"../two"'), "steps.1.name: "),
+        (None, STEPS.replace("min_reward = 0.5", "verifier.user = 'root'"), "steps.0.verifier.user: "),
+        (
+            None,
+            STEPS.replace("timeout_sec = 5", "environment_mode = 'shared'").replace("tier", "environment = {}, tier"),
+            "two: v",
+        ),
+        (None, 'multi_step_reward_strategy = "best"\n' + STEPS, "multi_step_reward_strategy: "),
+    ],
+)
+def test_errors_name_the_step(tmp_path, gone, toml, says):
+    folder = make_steps(tmp_path / "one", toml)
+    if gone:
+        (folder / gone).unlink()
+    with pytest.raises(InputError) as caught:
+        read_task(folder)
+    assert says in str(caught.value)
+
+
+def test_an_image_for_the_grader_is_refused(tmp_path):
+    folder = make(tmp_path / "one")
+    (folder / "tests/Dockerfile").write_text("FROM debian\nRUN apt-get install jq\n")
+    read_task(folder)  # as in Harbor it means nothing where the grader shares the agent's environment
+    (folder / "task.toml").write_text("verifier.environment_mode = 'separate'")
+    with pytest.raises(InputError, match="tests/Dockerfile: there is no docker sandbox"):
+        read_task(folder)
+
+
+def test_a_set_up_script_is_refused(tmp_path):
+    folder = make_steps(tmp_path / "one")
+    (folder / "steps/two/workdir/setup.sh").write_text("true")
+    with pytest.raises(InputError, match=r"steps/two/workdir/setup\.sh: set-up scripts are not run"):
+        read_task(folder)

@@ -42,6 +42,7 @@ exec(instruction)
 class State:
     """What the stub proxy says of a session."""
 
+    calls: int = 0
     in_flight: int = 0
     engine_failures: int = 0
     budget_spent: str | None = None
@@ -109,7 +110,7 @@ class World:
         return f"sk-evener-{lease.session_id}"
 
     async def read(self, session):
-        return self.state
+        return State(**{**vars(self.state), "calls": self.calls[session]})
 
     async def problem(self, *, oldest_version=0):
         return self.down or (f"version {self.version} is too old" if self.version < oldest_version else None)

@@ -9,6 +9,7 @@ from evener_runner.outcome import Ending, classify
 
 @dataclass
 class State:
+    calls: int = 0
     in_flight: int = 0
     engine_failures: int = 0
     budget_spent: str | None = None
@@ -34,6 +35,8 @@ TABLE = [
     (ending(exit_code=1), "agent_error", "agent_exit"),
     (ending(session(committed=0)), "infra_error", "agent_no_call"),
     (ending(session(committed=0), exit_code=139), "infra_error", "agent_no_call"),
+    (ending(earlier_calls=2), "infra_error", "agent_no_call"),  # it did a step, and did not begin the next
+    (ending(earlier_calls=1), "finished", None),
     (ending(session(fault="request_invalid", last_error="no such model")), "agent_error", "agent_exit"),
     (ending(session(budget_spent="calls"), exit_code=1), "budget", "budget_calls"),
     (ending(session(budget_spent="tokens")), "budget", "budget_tokens"),

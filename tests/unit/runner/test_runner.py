@@ -10,6 +10,8 @@ from evener.errors import Outcome
 from evener.messages import EVENTS, ROLLOUTS, Sealed
 
 pytestmark = pytest.mark.usefixtures("runner")
+EITHER = pytest.mark.parametrize("world", ["process"], indirect=True)
+"""For what has nothing to do with the sandbox."""
 
 
 def contents(tar):
@@ -82,6 +84,7 @@ async def test_a_failing_agent_is_the_agents_fault(world):
     assert report.snapshot is not None
 
 
+@EITHER
 async def test_heartbeats_go_on_while_it_runs(world):
     await world.add("call('x'); time.sleep(4)")
     assert (await world.event()).outcome is Outcome.FINISHED
@@ -162,6 +165,7 @@ async def test_a_claim_on_its_way_at_the_stop_is_not_forgotten(world, runner):
     assert await world.bus.depth(ROLLOUTS) == 0
 
 
+@EITHER
 async def test_a_reported_attempt_is_heard_of_until_the_ledger_has_read_it(world, runner):
     """The ledger reads late: the attempt is neither lost nor does it keep others from running; a stop does not wait for it."""
     session = await world.add("call('x')")
@@ -184,6 +188,7 @@ async def test_a_reported_attempt_is_heard_of_until_the_ledger_has_read_it(world
     await asyncio.wait_for(task, 20)
 
 
+@EITHER
 async def test_a_heartbeat_that_hangs_does_not_cost_the_lease(world):
     """A replica that starts accepts connections before it answers; the next beat goes elsewhere."""
     world.hangs = 1

@@ -70,6 +70,33 @@ def test_a_file_is_not_written_through_a_link(tmp_path):
         extract(tar(("x", LINK, "y"), ("x", FILE, "")), tmp_path)
 
 
+def test_over_what_is_in_the_way(tmp_path):
+    """Links are removed and not followed, closed folders opened; what is not in the way stays."""
+    folder, outside = tmp_path / "target", tmp_path / "outside"
+    (folder / "kept").mkdir(parents=True)
+    (folder / "kept/old").write_text("old")
+    outside.mkdir()
+    (outside / "file").write_text("outside")
+    (folder / "link").symlink_to(outside)
+    (folder / "file").symlink_to(outside / "file")
+    (folder / "folder/deep").mkdir(parents=True)
+    (folder / "folder/deep").chmod(0)
+    (folder / "plain").write_text("in the way of a folder")
+    members = [
+        ("kept/new", FILE, "1"),
+        ("link/file", FILE, "2"),
+        ("file", FILE, "3"),
+        ("folder", FILE, "4"),
+        ("plain/a", FILE, "5"),
+    ]
+    with pytest.raises((UnsafeArchive, OSError)):
+        extract(tar(*members), folder)
+    extract(tar(*members), folder, over=True)
+    found = {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+    assert found == {"kept/old": "old", "kept/new": "1", "link/file": "2", "file": "3", "folder": "4", "plain/a": "5"}
+    assert {path.name: path.read_text() for path in outside.iterdir()} == {"file": "outside"}
+
+
 def test_round_trip(tmp_path):
     extract(tar_of_files({"a/b/c": b"1", "d": b"2"}), tmp_path / "one")
     extract(tar_of_folder(tmp_path / "one"), tmp_path / "two")

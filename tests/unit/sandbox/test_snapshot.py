@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evener import removal
 from evener.archive import extract
-from evener.sandbox import folders, snapshot
+from evener.sandbox import snapshot
 
 
 def names(taken):
@@ -84,7 +85,7 @@ def test_folders_by_the_thousand_are_cut_off(tmp_path):
         assert 1 < len(names(taken)) <= snapshot.MAX_DEPTH + 1
         assert "too deep" in taken.left_out[0]
     finally:
-        folders._remove(root)  # pytest itself cannot, and would fail in each later session
+        removal.remove(root)  # pytest itself cannot, and would fail in each later session
     assert not root.exists()
 
 

@@ -98,5 +98,5 @@ async def test_no_score_is_lost_and_none_is_doubled(step, ledger, tmp_path):
     assert not await bus.depth(EVENTS)
     assert not list((tmp_path / "data/sandboxes").iterdir())
     async with asyncio.timeout(10):
-        while _marked(os.fsencode(tmp_path / f"data/sandboxes/score-{ledger.order.session_id}")):
+        while _marked(os.fsencode(tmp_path / f"data/sandboxes/score-{ledger.order.session_id}-tests")):
             await asyncio.sleep(0.05)

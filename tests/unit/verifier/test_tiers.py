@@ -94,6 +94,21 @@ async def test_a_path_of_the_tasks_own_comes_after_ours(score):
     assert scored.evidence["candidate"]["calls"] == 1
 
 
+@pytest.mark.parametrize("kind", ["bubblewrap"], indirect=True)  # a plain process could write to it
+async def test_what_graders_need_is_theirs_alone_and_stays_as_it_is(blobs, kind, tmp_path):
+    """A prepared root: its programs come first, nothing can change it, and the candidate's sandbox has none of it."""
+    program = tmp_path / "root/bin/judge"
+    program.parent.mkdir(parents=True)
+    program.write_text("#!/bin/sh\necho 0.5\n")
+    program.chmod(0o755)
+    test = b"touch /opt/grader/x; candidate ls /opt/grader; judge > /logs/verifier/reward.txt"
+    wanted = order(blobs, kind, test, toml=OUT)
+    scored = await verifier.score(wanted, blobs, tmp_path / "sandboxes", root=tmp_path / "root")
+    assert scored.scores == {"reward": 0.5}
+    assert "Read-only file system" in scored.evidence["stderr"]
+    assert "No such file or directory" in scored.evidence["stderr"]
+
+
 async def test_a_fault_of_the_second_sandbox_is_ours(blobs, kind, tmp_path, monkeypatch):
     sandbox = BubblewrapSandbox if kind == "bubblewrap" else ProcessSandbox
     upload, uploads = sandbox.upload, []
@@ -155,7 +170,6 @@ async def test_ranges_and_named_scores(score):
         b'[verifier.environment]\ndocker_image = "x"\n',
         b'[verifier]\nenvironment_mode = "shared"\n[verifier.environment]\ncpus = 1\n',
         b'verify = ""\n',
-        b'[[steps]]\nname = "one"\n',
     ],
 )
 async def test_what_cannot_be_done_is_the_authors_to_mend(score, table):

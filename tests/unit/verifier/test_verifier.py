@@ -6,6 +6,7 @@ import pytest
 from aiohttp import web
 
 from evener.bus.memory import MemoryBus
+from evener.errors import InputError
 from evener.ids import new_id
 from evener.messages import EVENTS, WORKSPACES, ScoreWorkspace
 from evener.settings import Settings
@@ -196,3 +197,9 @@ async def test_a_workspace_is_known_to_be_scored_until_the_ledger_has_the_score(
     assert asked.count(first) == number
     stop.set()
     await asyncio.wait_for(serving, 5)
+
+
+async def test_a_missing_folder_of_graders_is_told_at_once(blobs, tmp_path):
+    settings = Settings(data=tmp_path / "data", grader_root=tmp_path / "nowhere")
+    with pytest.raises(InputError, match="EVENER_GRADER_ROOT"):
+        await service.serve(settings, MemoryBus(), blobs, stop=asyncio.Event(), name="verifier-1")

@@ -2,7 +2,7 @@ import io
 import tarfile
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evener.errors import TaskError
@@ -102,6 +102,7 @@ def test_nothing_can_be_executed_by_name():
 NAMES = st.sampled_from(["tests/test_a.py", "tests", "a", "a/b", "conftest.py", "x.pth", "tests/test_a.py/b"])
 
 
+@settings(max_examples=40)
 @given(pristine=st.dictionaries(NAMES, st.text(max_size=3)), made=st.dictionaries(NAMES, st.text(max_size=3)))
 def test_whatever_was_made_of_it_what_was_protected_is_there(pristine, made):
     def possible(files):
