@@ -6,7 +6,7 @@ import pytest
 
 collect_ignore: list[str] = []
 if "HARNESSES" not in os.environ:
-    collect_ignore += ["test_task.py", "test_faults.py", "test_slow.py"]
+    collect_ignore += ["test_task.py", "test_faults.py", "test_slow.py", "test_prompts.py"]
 elif os.environ.get("CI") == "true":
     collect_ignore += ["test_slow.py"]  # it waits for 100 s
 

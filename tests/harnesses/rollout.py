@@ -6,12 +6,13 @@ What is looked at afterwards is what the ledger would read: the report, the seal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import fakeredis
 from pydantic import SecretStr
 
 from evener.api import ApiClient, Budget, HarnessRef, RolloutLease, Sampling
+from evener.api.types import PromptMode
 from evener.archive import tar_of_files
 from evener.blobs import Blobs
 from evener.ids import new_id, session_id
@@ -28,7 +29,7 @@ from evener_runner.attempt import Attempt, Tools
 from evener_runner.service import ProxySessions
 from tests.harnesses.agents import Agent
 from tests.harnesses.engine import ScriptedEngine, scripted_engine
-from tests.unit.proxy.stub import TOKEN, Behaviour, running_proxy
+from tests.unit.proxy.stub import TOKEN, Behaviour, StubEngine, running_proxy
 
 WALL_S = 240.0
 """A slow reply takes 100 s of it."""
@@ -39,12 +40,14 @@ Script = Callable[[ScriptedEngine], Sequence[Behaviour]]
 
 @dataclass(frozen=True)
 class Seen:
-    """What an attempt left behind. ``hello``: the file that the task asks for, None where there is none."""
+    """What an attempt left behind. ``engine``: what it was answered by; ``hello``: the file that the task asks for, None where
+    there is none.
+    """
 
     report: RolloutFinished
     state: SessionState
     records: list[CallRecord]
-    engine: ScriptedEngine
+    engine: Any
     hello: str | None
     log: str
 
@@ -75,10 +78,24 @@ async def roll_out(
     agent: Agent, script: Script, folder: Path, *, purpose: Literal["train", "eval"] = "train", cache: Path | None = None
 ) -> Seen:
     """Run ``agent`` on the task against ``script``; everything is made below ``folder``."""
-    blobs = Blobs(folder / "blobs")
-    lease = _lease(agent, blobs, purpose)
-    async with scripted_engine() as engine, running_proxy(engine, fakeredis.FakeAsyncRedis()) as proxy:
+    async with scripted_engine() as engine:
         engine.script += script(engine)
+        return await against(engine, agent, folder, purpose=purpose, cache=cache)
+
+
+async def against(
+    engine: StubEngine,
+    agent: Agent,
+    folder: Path,
+    *,
+    purpose: Literal["train", "eval"] = "train",
+    cache: Path | None = None,
+    prompt_mode: PromptMode = "render",
+) -> Seen:
+    """The same against an engine that is served."""
+    blobs = Blobs(folder / "blobs")
+    lease = _lease(agent, blobs, purpose, prompt_mode)
+    async with running_proxy(engine, fakeredis.FakeAsyncRedis()) as proxy:
         known = {"cache": cache} if cache is not None else {}
         settings = Settings(data=folder, proxy_url=proxy.url, admin_token=SecretStr(TOKEN), **known)
         tools = Tools(settings, ApiClient("http://127.0.0.1:9", ""), ProxySessions(proxy.admin), blobs)
@@ -91,7 +108,7 @@ async def roll_out(
     return Seen(report, state, records, engine, _hello(blobs, report.snapshot, folder), log)
 
 
-def _lease(agent: Agent, blobs: Blobs, purpose: Literal["train", "eval"]) -> RolloutLease:
+def _lease(agent: Agent, blobs: Blobs, purpose: Literal["train", "eval"], prompt_mode: PromptMode) -> RolloutLease:
     rollout = new_id()
     bundle = tar_of_files({"task.toml": b"", "instruction.md": _INSTRUCTION.encode(), "environment/workspace/.keep": b""})
     return RolloutLease(
@@ -112,6 +129,7 @@ def _lease(agent: Agent, blobs: Blobs, purpose: Literal["train", "eval"]) -> Rol
         sandbox="bubblewrap",
         sampling=Sampling(),
         budget=Budget(calls=20, wall_s=WALL_S),
+        prompt_mode=prompt_mode,
     )
 
 

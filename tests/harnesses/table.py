@@ -4,6 +4,7 @@ Run as ``python -m tests.harnesses.table``, after a run with all agents.
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,14 @@ A cell says how the agent ended: `done` (the file is there) or `stops` (it is no
 Equal tokens do not prove that an agent keeps the spelling of a call's arguments: the template of the tests writes JSON in one
 spelling. Agents serialise arguments anew, so with a template that repeats what it is given a trace may have more forks.
 """
+_MODES = """
+## Eight turns in either prompt mode
+
+An engine samples thinking, text with spaces around it and arguments spaced oddly, which its template writes in another way.
+Context tokens are those of the training rows that are not trained. The ratio is that of the tokens of a row for each call to
+those of the rows, and the forks are counted by cause.
+"""
+MODES = ("token_in", "render")
 
 
 def document(rows: list[Row]) -> str:
@@ -52,6 +61,7 @@ def document(rows: list[Row]) -> str:
         if row["scenario"] == "side calls"
     ]
     faults = [[agent, *(_cell(seen.get((agent, fault))) for fault in FAULTS)] for agent in agents]
+    modes = [_mode(agent, found) for agent in agents for mode in MODES if (found := seen.get((agent, mode)))]
     meanings = "\n".join(f"- `{name}`: {meaning}." for name, meaning in FAULTS.items())
     return "\n".join(
         [
@@ -62,6 +72,8 @@ def document(rows: list[Row]) -> str:
             "\n## Faults at the second turn\n",
             _table(["agent", *FAULTS], faults),
             _NOTES.format(faults=meanings),
+            _MODES,
+            _table(["agent", "prompt mode", "calls", "roots", "trained tokens", "context tokens", "ratio", "forks"], modes),
         ]
     )
 
@@ -81,6 +93,15 @@ def _cell(row: Row | None) -> str:
     roots = f", {row['roots']} roots" if row["roots"] > 1 else ""
     forks = f", {' '.join(row['forks'])}" if row["forks"] else ""
     return f"{_end(row)}; {row['calls']} calls{roots}{forks}"
+
+
+def _mode(agent: str, row: Row) -> list[str]:
+    counts = [row[name] for name in ("calls", "roots", "trained_tokens", "context_tokens", "row_ratio")]
+    return [agent, row["scenario"], *map(str, counts), _counts(row["forks"])]
+
+
+def _counts(forks: list[str]) -> str:
+    return ", ".join(f"{cause} {count}" for cause, count in sorted(Counter(forks).items())) or "none"
 
 
 def _thinking(dropped: Row | None) -> str:
