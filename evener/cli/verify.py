@@ -167,7 +167,7 @@ async def _score(url: str, rows: list[Row], version: int) -> None:
 
 
 def _document(asked: dict[str, Any], policy: str, engine: str | None, rows: list[Row]) -> dict[str, Any]:
-    sequences = [
+    sequences: list[dict[str, Any]] = [
         {
             "sequence": row.number,
             "tokens": len(row.ids),

@@ -54,14 +54,15 @@ class Sequence:
 
 def build_sequences(graph: Graph, classes: Classes) -> list[Sequence]:
     """The training rows of a session, in order of their leaves' numbers; none where nothing may be trained."""
-    untrained = {key: _untrained(call, classes) for key, call in graph.calls.items()}
+    untrained: dict[str, Untrained | None] = {key: _untrained(call, classes) for key, call in graph.calls.items()}
     ends = _ends(graph, untrained)
     sequences: list[Sequence] = []
     for key, call in graph.calls.items():
         if key in ends:
             branch = graph.branch(call)
             sequences.append(_sequence(branch, untrained, graph))
-            untrained |= {each.call_id: untrained[each.call_id] or "earlier_row" for each in branch}
+            for each in branch:
+                untrained[each.call_id] = untrained[each.call_id] or "earlier_row"
     return sequences
 
 

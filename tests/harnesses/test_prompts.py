@@ -7,14 +7,12 @@ from typing import Any
 import pytest
 
 from evener.errors import Outcome
-from evener.trace.classes import call_classes
-from evener.trace.histories import Histories
-from evener.trace.sequences import build_sequences
 from tests.harnesses.agents import Agent, selected
 from tests.harnesses.conversation import TURNS, eight_turns
 from tests.harnesses.report import row
 from tests.harnesses.rollout import Seen, against
 from tests.unit.proxy.stub import serving
+from tests.unit.trace.sessions import rows_of
 
 LESS = 5.0
 """So many times fewer tokens are trained on than with a row for each call."""
@@ -38,7 +36,7 @@ async def test_render(agent: Agent, tmp_path: Path, record_property: Callable[[s
     seen = await converse(agent, tmp_path, "render")
     record_property("row", row(agent, "render", seen) | tokens(seen))
     assert len(seen.graph.roots) == TURNS, seen.text()
-    assert set(seen.forks) <= {"retokenised", "thinking_dropped"}, seen.text()
+    assert set(seen.forks) <= {"retokenised", "thinking_dropped", "template"}, seen.text()
 
 
 async def converse(agent: Agent, folder: Path, mode: Any) -> Seen:
@@ -52,7 +50,7 @@ async def converse(agent: Agent, folder: Path, mode: Any) -> Seen:
 
 def tokens(seen: Seen) -> dict[str, float]:
     """Of all training rows; ``row_ratio``: the tokens of a row for each call, over theirs."""
-    rows = build_sequences(seen.graph, call_classes(seen.graph, Histories(seen.graph)))
+    rows = rows_of(seen.records)
     trained, total = sum(int(each.loss_mask.sum()) for each in rows), sum(len(each.input_ids) for each in rows)
     alone = sum(len(record.tokens) for record in seen.records)
     return {"trained_tokens": trained, "context_tokens": total - trained, "row_ratio": round(alone / total, 2)}

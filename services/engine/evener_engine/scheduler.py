@@ -209,7 +209,12 @@ class Scheduler:
 
     def score(self, ids: Sequence[int]) -> Future[list[float]]:
         """Log-probability of each of `ids[1:]` under the weights that are served, between two steps."""
-        return self._command(lambda: self._model.score(ids).tolist())
+
+        def command() -> list[float]:
+            scored: list[float] = self._model.score(ids).tolist()
+            return scored
+
+        return self._command(command)
 
     def _command(self, command: Callable[[], _T]) -> Future[_T]:
         future: Future[_T] = Future()

@@ -13,9 +13,10 @@ import pytest
 from evener.api.types import Sampling
 from evener.engines.sampler import VllmSampler
 from evener.engines.token_in import TokenInRoute
-from evener.trace import build_graph, build_sequences
+from evener.trace import build_graph
 from evener_proxy.token_in import soundness
 from tests.unit.proxy.stub import StubEngine, running_proxy
+from tests.unit.trace.sessions import rows_of
 
 from .conftest import BASH, Server
 from .rescore import span_logprobs
@@ -75,7 +76,7 @@ async def test_a_conversation_is_one_chain_whose_importance_ratios_are_one(serve
     assert [record.request["prompt"].get("refused") for record in records] == ["first", *[None] * 5]
     graph = build_graph(records)
     assert len(graph.roots) == 1
-    (sequence,) = build_sequences(graph)
+    (sequence,) = rows_of(graph.calls.values())
     scored = np.array([0.0, *span_logprobs(policy, sequence.input_ids.tolist())])
     trained = sequence.loss_mask == 1
     assert trained.sum() == sum(len(record.completion_ids) for record in records)
