@@ -5,6 +5,7 @@ service, once a command.
 """
 
 import asyncio
+import secrets
 import tarfile
 import time
 from dataclasses import dataclass
@@ -52,7 +53,8 @@ async def score(
     scores: dict[str, float] = {}
     seen: dict[str, Any] = {}
     cause, detail = None, ""
-    folder = Folder.make(sandboxes, f"score-{order.session_id}", ttl_s=TTL_S)
+    # A name of its own: a command that a broker delivers again may be at work in another verifier of this host.
+    folder = Folder.make(sandboxes, f"score-{order.session_id}-{secrets.token_hex(3)}", ttl_s=TTL_S)
     try:
         kind = await choose(order.sandbox, trusted=order.trusted, host=host)
         case = await in_thread(fetch, order, blobs, folder)
