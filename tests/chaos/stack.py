@@ -1,6 +1,7 @@
 """Every service as a process of its own; each way from one to another leads through a relay that can be cut.
 
-Two orchestrators, proxies and runners, a verifier and a learner over the stores, and a scripted engine.
+Two orchestrators, proxies and runners, a verifier and a learner over the stores, and a scripted engine, which may be killed as
+well.
 """
 
 import asyncio
@@ -8,8 +9,6 @@ import contextlib
 import json
 import os
 import re
-import subprocess
-import sys
 import threading
 from collections.abc import Coroutine, Generator
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from tests.e2e.place import free_ports
 from tests.e2e.processes import Service, Stack, environment
 from tests.relay import Relay
 
-KINDS = ("orchestrator", "proxy", "runner", "verifier", "learner")
+KINDS = ("orchestrator", "proxy", "runner", "verifier", "learner", "engine")
 LEASE_S = 15
 SLOTS = 4
 
@@ -160,11 +159,10 @@ def running_chaos(folder: Path, stores: dict[str, Store]) -> Generator[Chaos]:
             env=environment(folder, **secrets) | own,
         )
         add_services(stack, api, proxy, admin, workers)
+        arguments, health = [str(ports[14]), str(record)], f"{engine_url}/health"
+        stack.services["engine"] = Service("engine", arguments, stack.env, folder, health, module="tests.chaos.engine")
         chaos = Chaos(stack, stores, relays, record)
         asyncio.run(declare_queues(stack.amqp))
-        engine = [sys.executable, "-m", "tests.chaos.engine", str(ports[14]), str(record)]
-        with (folder / "engine.log").open("ab") as log:
-            child = subprocess.Popen(engine, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=stack.env)
         try:
             for service in stack.services.values():
                 service.start()
@@ -177,8 +175,6 @@ def running_chaos(folder: Path, stores: dict[str, Store]) -> Generator[Chaos]:
         finally:
             for service in stack.services.values():
                 service.kill()
-            child.kill()
-            child.wait(10)
 
 
 def add_services(stack: Stack, api: list[int], proxy: list[int], admin: list[int], workers: list[int]) -> None:
