@@ -47,7 +47,7 @@ class ProxyAdmin(ServiceClient):
         return _state(await self._request("POST", f"/v1/sessions/{session_id}/seal"))
 
     async def delete(self, session_id: str) -> None:
-        """Forget a session. No error where there is none."""
+        """Forget a session, which cannot be opened any more then, also where it never was."""
         await self._request("DELETE", f"/v1/sessions/{session_id}")
 
     async def problem(self, *, oldest_version: int = 0) -> str | None:

@@ -243,11 +243,11 @@ return {v[1] or '0', v[2], v[3], v[4]}
 """.replace("%CHANNEL%", SEALED_CHANNEL).replace("%PREFIX%", str(len(SESSION_PREFIX)))
 )
 
-# KEYS: session. ARGV: tombstone's ttl in seconds.
+# KEYS: session. ARGV: tombstone's ttl in seconds. A session that was not opened yet gets its tombstone as well: a runner that
+# hung meanwhile shall not open what the ledger has given up.
 DELETE = """
 local key = redis.call('HGET', KEYS[1], 'key')
-if not key then return 'gone' end
-redis.call('DEL', KEYS[1], '%KEY%' .. key)
+if key then redis.call('DEL', KEYS[1], '%KEY%' .. key) end
 redis.call('HSET', KEYS[1], 'state', 'deleted')
 redis.call('EXPIRE', KEYS[1], ARGV[1])
 return 'ok'

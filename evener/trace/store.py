@@ -249,7 +249,7 @@ class TraceStore:
         return Sealed(committed=committed, aborted=aborted, lost=lost, undelivered=undelivered)
 
     async def delete(self, session_id: str) -> None:
-        """Forget a session but for a tombstone. No error where there is none."""
+        """Forget a session but for a tombstone, which one that was never opened gets as well."""
         await self._lane.run(lua.DELETE, [_key(session_id)], (KEEP_S,))
 
     async def load(self, session_id: str) -> list[CallRecord]:

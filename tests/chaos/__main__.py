@@ -1,7 +1,8 @@
 """`make test-chaos`: 200 rollouts, 20 of them with pi, while every kind of process is killed in turn and connections fail.
 
-``KILLS`` and ``SEED`` are read from the environment. Prints ``test-chaos: kills= rollouts= lost= duplicated= trained_twice=
-...``, writes .out/test-chaos.json, and ends with 0 where nothing is lost, left, or counted twice.
+``KILLS`` and ``SEED`` are read from the environment; more than 60 kills get more rollouts. Prints ``test-chaos: kills=
+rollouts= lost= duplicated= trained_twice= ...``, writes .out/test-chaos.json, and ends with 0 where nothing is lost, left, or
+counted twice.
 """
 
 import asyncio
@@ -15,6 +16,8 @@ import time
 from itertools import count
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from evener import runfile
 from evener.api import ApiClient
@@ -30,8 +33,12 @@ from tests.e2e.place import EXAMPLE, ROOT
 from tests.e2e.processes import TOKEN
 
 GROUP_SIZE, GROUPS_PER_STEP, STEPS = 5, 4, 10
-GROUPS = GROUPS_PER_STEP * STEPS
-PI_GROUPS = 4
+KILLS_A_STEP = 6
+"""At most: a rollout that is hit three times ends as a fault of ours, and more kills want more rollouts to fall among."""
+
+PI = 10
+"""Every so many groups, one is pi's."""
+
 SHOWN = (
     *("kills", "rollouts", "lost", "duplicated", "trained_twice"),
     *("infra_errors", "attempts", "cuts", "exits", "seconds", "seed"),
@@ -43,6 +50,7 @@ RUN_S = 900.0
 def main() -> int:
     """One run; the exit code is the verdict."""
     kills, seed = int(os.environ.get("KILLS") or 10), int(os.environ.get("SEED") or random.randrange(10**6))
+    steps = max(STEPS, -(-kills // KILLS_A_STEP))
     print(f"test-chaos: KILLS={kills} SEED={seed}", flush=True)
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="evener-chaos-", ignore_cleanup_errors=True) as place:
@@ -50,8 +58,8 @@ def main() -> int:
         folder.chmod(0o755)
         with running_stores() as stores, running_chaos(folder, stores) as chaos:
             say("everything is ready")
-            asyncio.run(begin(chaos, folder, seed))
-            havoc = Havoc(chaos, seed=seed, kills=kills, rollouts=GROUPS * GROUP_SIZE)
+            asyncio.run(begin(chaos, folder, steps, seed))
+            havoc = Havoc(chaos, seed=seed, kills=kills, rollouts=steps * GROUPS_PER_STEP * GROUP_SIZE)
             havoc.wreak()
             say("nobody is killed any more")
             state = until_over(chaos, havoc)
@@ -80,9 +88,9 @@ def verdict(report: dict[str, Any]) -> int:
     return 1 if wrong else 0
 
 
-async def begin(chaos: Chaos, folder: Path, seed: int) -> None:
+async def begin(chaos: Chaos, folder: Path, steps: int, seed: int) -> None:
     """Submit the run."""
-    submission = prepare(runfile.read(run_file(folder, seed)), {"quick", "pi"})
+    submission = prepare(runfile.read(run_file(folder, steps, seed)), {"quick", "pi"})
     async with ApiClient(chaos.stack.env["EVENER_URL"], TOKEN) as api:
         await submit(api, submission, new=False)
 
@@ -99,8 +107,8 @@ def until_over(chaos: Chaos, havoc: Havoc) -> dict[str, Any]:
     raise Stuck(f"the run is not over {RUN_S:g} s after the last kill")
 
 
-def run_file(folder: Path, seed: int) -> Path:
-    """A run of 40 groups, of which 4 are pi's, over four tasks."""
+def run_file(folder: Path, steps: int, seed: int) -> Path:
+    """A run of 4 groups a step, of which a tenth are pi's, over four tasks."""
     for number in range(4):
         a_task(folder / "tasks" / f"answer-{number}")
     path = folder / "run.toml"
@@ -110,10 +118,10 @@ policy = "{EXAMPLE / "tiny-policy"}"
 tasks = "{folder / "tasks"}"
 [[harness]]
 name = "quick"
-weight = {GROUPS - PI_GROUPS}
+weight = {PI - 1}
 [[harness]]
 name = "pi"
-weight = {PI_GROUPS}
+weight = 1
 [rollouts]
 group_size = {GROUP_SIZE}
 concurrent = 12
@@ -122,25 +130,22 @@ calls = 20
 sampled_tokens = 600
 wall_s = 240
 [train]
-steps = {STEPS}
+steps = {steps}
 groups_per_step = {GROUPS_PER_STEP}
 learning_rate = 1e-5
 max_staleness = 3
-seed = {a_seed(seed)}
+seed = {a_seed(seed, steps * GROUPS_PER_STEP)}
 '''
     )
     return path
 
 
-def a_seed(first: int) -> int:
-    """A seed of a run whose first 40 groups have exactly 4 of pi's."""
-    harnesses = [
-        runfile.Harness(name="quick", weight=GROUPS - PI_GROUPS),
-        runfile.Harness(name="pi", weight=PI_GROUPS),
-    ]
+def a_seed(first: int, groups: int) -> int:
+    """A seed of a run whose first ``groups`` groups have a tenth of pi's."""
+    harnesses = [runfile.Harness(name="quick", weight=PI - 1), runfile.Harness(name="pi", weight=1)]
     for seed in count(first):
-        names = [pick_harness(number, seed=seed, harnesses=harnesses).name for number in range(GROUPS)]
-        if names.count("pi") == PI_GROUPS:
+        names = [pick_harness(number, seed=seed, harnesses=harnesses).name for number in range(groups)]
+        if names.count("pi") == groups // PI:
             return seed
     raise AssertionError("unreachable: the loop ends with a seed")
 
@@ -172,6 +177,6 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, terminate)
     try:
         sys.exit(main())
-    except (Stuck, InfraError) as error:
+    except (Stuck, InfraError, pytest.skip.Exception, pytest.fail.Exception) as error:
         print(f"test-chaos: WRONG: {error}")
         sys.exit(1)

@@ -9,6 +9,7 @@ stays as a net under consumers that die of a message.
 """
 
 import asyncio
+import time
 from typing import Self, cast
 
 import msgspec
@@ -26,6 +27,8 @@ REJECTIONS = "evener-rejections"
 REASON = "evener-reason"
 MAX_REASON = 2000
 """Characters of a reason that are kept; a traceback's last lines fit, and headers must fit into one frame of 128 KiB."""
+
+SAY_EVERY_S = 5.0
 
 _log = log.get("bus")
 
@@ -142,6 +145,7 @@ class AmqpConsumer:
         self._lock = asyncio.Lock()
         self._current: _Subscription | None = None
         self._open = False
+        self._said = -SAY_EVERY_S
 
     async def __aenter__(self) -> Self:
         """Subscribe; where the broker is away, `get` will. Raises InfraError where it refuses."""
@@ -168,9 +172,15 @@ class AmqpConsumer:
                     if delivery is not None:
                         return delivery
             except Lost as error:
-                _log.warning("no broker; trying again", queue=self.queue, broker=self._link.place, error=str(error))
+                self._say(error)
             await asyncio.sleep(pause)
         raise AssertionError("the pauses never end")
+
+    def _say(self, error: Lost) -> None:
+        """Log a loss once, however many wait here: an orchestrator takes events in sixteen tasks."""
+        if time.monotonic() - self._said > SAY_EVERY_S:
+            self._said = time.monotonic()
+            _log.warning("no broker; trying again", queue=self.queue, broker=self._link.place, error=str(error))
 
     async def _read(self, subscription: _Subscription, raw: AbstractIncomingMessage) -> AmqpDelivery | None:
         try:

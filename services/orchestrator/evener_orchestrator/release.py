@@ -1,9 +1,11 @@
 """The proxy forgets a session only after the ledger has what it held, and in the end it forgets every one.
 
 Deleting is idempotent and its success is recorded, so that a crash between the two, or a second orchestrator, does it again.
-A session whose runner fell
-silent is sealed first: a zombie's agent samples nothing more. Run by `loops`.
+A session whose runner fell silent is sealed first, so that a zombie's agent samples nothing more; and one that was never
+opened is deleted as well, so that no zombie opens it. Run by `loops`.
 """
+
+from collections.abc import Awaitable
 
 from sqlalchemy import select, update
 
@@ -29,15 +31,20 @@ async def release(ledger: Ledger, sessions: Sessions) -> int:
     if not rows:
         return 0
     for name, cause in rows:
-        try:
-            if cause == "lease_expired":
-                await sessions.seal(name)
-            await sessions.delete(name)
-        except EvenerError as error:
-            if error.cause not in GONE:
-                raise
+        if cause == "lease_expired":
+            await _unless_gone(sessions.seal(name))
+        await _unless_gone(sessions.delete(name))
     await ledger.write(lambda tx: _record(tx, [name for name, _ in rows]))
     return len(rows)
+
+
+async def _unless_gone(work: Awaitable[object]) -> None:
+    """Do it, where there is such a session: one whose runner fell silent may not have been opened yet."""
+    try:
+        await work
+    except EvenerError as error:
+        if error.cause not in GONE:
+            raise
 
 
 async def _record(tx: Transaction, released: list[str]) -> None:

@@ -1,10 +1,14 @@
-"""A command is acknowledged when its score is published, and not before: a verifier that dies loses nothing.
+"""A command is acknowledged when its score is published, so that a verifier that dies loses nothing.
 
-Called by ``evener serve verifier`` and by the embedded stack, with resources that they made.
+One whose workspace is in hand already (the connection was lost, so that the broker delivered it again) is acknowledged and
+dropped, and one whose tests take long is let go of before the broker takes it back: the ledger hears that they run (`heart`),
+and asks again once it hears no more. Called by ``evener serve verifier`` and by the embedded stack, with resources that they
+made.
 """
 
 import asyncio
 import contextlib
+from collections.abc import AsyncGenerator
 
 from msgspec.structs import replace
 
@@ -21,6 +25,9 @@ from evener.sandbox.folders import reap
 from evener.settings import SandboxKind, Settings
 from evener_verifier.heart import Hearts
 from evener_verifier.verifier import score
+
+HELD_S = 1200.0
+"""Longest that a command is held unacknowledged: RabbitMQ closes the channel of whoever holds one for 30 minutes."""
 
 _log = log.get("verifier")
 
@@ -50,7 +57,8 @@ async def serve(
         bus.consume(WORKSPACES, prefetch=settings.verifier_slots) as consumer,
     ):
         hearts = Hearts(api)
-        slots = [_Slot(settings, api, hearts, bus, blobs, counts) for _ in range(settings.verifier_slots)]
+        in_hand: set[str] = set()
+        slots = [_Slot(settings, api, hearts, bus, blobs, counts, in_hand) for _ in range(settings.verifier_slots)]
         works = {asyncio.create_task(slot.work(consumer)): slot for slot in slots}
         stopped = asyncio.create_task(stop.wait())
         try:
@@ -68,10 +76,34 @@ async def serve(
             task.result()  # a slot never ends by itself: this raises what ended it
 
 
-class _Slot:
-    """Scores one workspace after the other."""
+@contextlib.asynccontextmanager
+async def held(delivery: Delivery) -> AsyncGenerator[None]:
+    """Hold a command for as long as the block takes, but not longer than `HELD_S`."""
 
-    def __init__(self, settings: Settings, api: ApiClient, hearts: Hearts, bus: Bus, blobs: Blobs, counts: Counts) -> None:
+    async def let_go() -> None:
+        await asyncio.sleep(HELD_S)
+        await delivery.ack()
+
+    task = asyncio.create_task(let_go())
+    try:
+        yield
+    finally:
+        task.cancel()
+
+
+class _Slot:
+    """Scores one workspace after the other. ``in_hand``: the sessions whose workspaces are being scored in this process."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        api: ApiClient,
+        hearts: Hearts,
+        bus: Bus,
+        blobs: Blobs,
+        counts: Counts,
+        in_hand: set[str],
+    ) -> None:
         self._sandboxes = settings.data / "sandboxes"
         self._host: SandboxKind = settings.sandbox
         self._root = settings.grader_root
@@ -80,6 +112,7 @@ class _Slot:
         self._bus = bus
         self._blobs = blobs
         self._counts = counts
+        self._in_hand = in_hand
         self._busy = False
         self._closed = False
 
@@ -111,6 +144,17 @@ class _Slot:
             await delivery.reject(f"{type(message).__name__} is no command to a verifier")
             return
         session = session_id(message.rollout_id, message.attempt)
+        if session in self._in_hand:
+            _log.info("command dropped", session=session, reason="its workspace is being scored here")
+            await delivery.ack()
+            return
+        self._in_hand.add(session)
+        try:
+            await self._score_once(delivery, message, session)
+        finally:
+            self._in_hand.discard(session)
+
+    async def _score_once(self, delivery: Delivery, message: ScoreWorkspace, session: str) -> None:
         try:
             order = await self._api.scoring(session)
         except (Refused, InputError) as error:
@@ -121,7 +165,7 @@ class _Slot:
             _log.error("no order", session=session, error=str(error))
             await delivery.hand_back()
             return
-        async with self._hearts.beating(order):
+        async with self._hearts.beating(order), held(delivery):
             scored = replace(await self._scored(order, message), regrade=order.regrade)
             await publish_patiently(self._bus, scored)
         await delivery.ack()

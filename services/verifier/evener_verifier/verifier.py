@@ -5,6 +5,7 @@ tampering with one leaves nothing. The contract with the tests is docs/verifier.
 """
 
 import asyncio
+import secrets
 import shutil
 import tarfile
 import time
@@ -53,7 +54,8 @@ async def score(
     scores: dict[str, float] = {}
     seen: dict[str, Any] = {}
     cause, detail = None, ""
-    folder = Folder.make(sandboxes, f"score-{order.session_id}", ttl_s=TTL_S)
+    # A name of its own: a command that a broker delivers again may be at work in another verifier of this host.
+    folder = Folder.make(sandboxes, f"score-{order.session_id}-{secrets.token_hex(3)}", ttl_s=TTL_S)
     try:
         kind = await choose(order.sandbox, trusted=order.trusted, host=host)
         cases = await in_thread(fetch, order, blobs, folder)

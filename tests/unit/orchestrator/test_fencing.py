@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import select
 
 from evener.api import Refused
-from evener.errors import InputError, Outcome
+from evener.errors import InfraError, InputError, Outcome
 from evener.ids import session_id
 from evener.messages import (
     ROLLOUTS,
@@ -104,6 +104,21 @@ async def test_an_expired_lease_gives_a_new_attempt_and_late_words_are_refused(i
         while old.session_id not in world.sessions.deleted:
             await asyncio.sleep(0.05)
     assert old.session_id in world.sessions.sealed  # a zombie's agent samples nothing more
+
+
+async def test_fenced_what_a_silent_runner_never_opened_is_given_up_as_well(impatient, monkeypatch):
+    """The proxy knows no such session, and has to hear of its deletion before the runner comes to itself and opens it."""
+    world = impatient
+
+    async def unknown(session_id):
+        raise InfraError("session_lost", session_id)
+
+    monkeypatch.setattr(world.sessions, "seal", unknown)
+    await world.submit(run_file(rollouts={"group_size": 2, "concurrent": 99}))
+    old = await a_lease(world)
+    async with asyncio.timeout(20):
+        while old.session_id not in world.sessions.deleted:
+            await asyncio.sleep(0.05)
 
 
 async def test_a_wrong_lease_and_an_unknown_rollout_are_refused(world):

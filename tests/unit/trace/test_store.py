@@ -136,6 +136,15 @@ async def test_sealed_and_deleted_sessions_refuse_late_words(store):
         await store.open(session.spec, "hash")
 
 
+async def test_fenced_a_session_that_was_given_up_is_not_opened_any_more(store):
+    """Its runner hung before it opened it, and goes on when the ledger has made another attempt."""
+    await store.delete(SESSION)
+    with pytest.raises(SessionExists):
+        await opened(store)
+    assert await store.read(SESSION) is None
+    await store.delete(SESSION)
+
+
 async def test_every_key_expires():
     redis = fakeredis.FakeAsyncRedis()
     store = TraceStore(redis)

@@ -1,6 +1,7 @@
 """A verifier is killed at each of its steps: its workspace is scored all the same, once, and nothing of it is left."""
 
 import asyncio
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -12,7 +13,6 @@ from aiohttp import web
 from evener.blobs import Blobs
 from evener.bus.memory import MemoryBus
 from evener.messages import EVENTS, RolloutScored, ScoreWorkspace, decode, encode
-from evener.sandbox.folders import _marked
 from evener.sandbox.probe import bubblewrap_missing
 from evener.settings import Settings
 from evener_verifier import service
@@ -61,6 +61,16 @@ async def ledger(tmp_path):
     await server.cleanup()
 
 
+def processes_of(folder):
+    """The ids of processes that have a path below ``folder`` on their command line."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it ended while we looked
+            if os.fsencode(f"{folder}/") in path.read_bytes():
+                found.append(int(path.parent.name))
+    return found
+
+
 async def die_at(step, folder, url, command):
     paths = [str(ROOT), *(str(path) for path in (ROOT / "services").iterdir())]
     process = await asyncio.create_subprocess_exec(
@@ -98,5 +108,5 @@ async def test_no_score_is_lost_and_none_is_doubled(step, ledger, tmp_path):
     assert not await bus.depth(EVENTS)
     assert not list((tmp_path / "data/sandboxes").iterdir())
     async with asyncio.timeout(10):
-        while _marked(os.fsencode(tmp_path / f"data/sandboxes/score-{ledger.order.session_id}-tests")):
+        while processes_of(tmp_path / "data/sandboxes"):
             await asyncio.sleep(0.05)

@@ -149,6 +149,51 @@ async def test_a_stop_hands_the_unfinished_back(api, blobs, kind):
     assert not list((settings.data / "sandboxes").glob("*"))
 
 
+async def test_a_command_that_is_delivered_again_meanwhile_is_scored_once(api, blobs, kind):
+    settings, orders, asked = api
+    bus, stop = MemoryBus(), asyncio.Event()
+    wanted = order(blobs, kind, b"sleep 1; " + PASS_IF_DONE)
+    orders[wanted.session_id] = wanted
+    command = ScoreWorkspace(run_id="r", rollout_id=wanted.session_id.split(".")[0], attempt=1)
+    for _ in range(2):
+        await bus.publish(command)
+    serving = asyncio.create_task(service.serve(settings, bus, blobs, stop=stop, name="verifier-1"))
+    async with asyncio.timeout(20), bus.consume(EVENTS) as consumer:
+        scored = (await consumer.get()).message
+        assert (scored.scores, scored.cause) == ({"reward": 1.0}, None)
+        assert asked == [wanted.session_id]
+        assert await bus.depth(EVENTS) == 0
+    stop.set()
+    await asyncio.wait_for(serving, 5)
+    assert await bus.depth(WORKSPACES) == 0
+
+
+async def test_two_verifiers_of_a_host_do_not_meet(blobs, kind, tmp_path):
+    """A command that the broker delivers again to the other, while the first is at it, spoils neither's sandbox."""
+    wanted = order(blobs, kind, b"sleep 0.5; " + PASS_IF_DONE)
+    both = [verifier.score(wanted, blobs, tmp_path / "sandboxes") for _ in range(2)]
+    async with asyncio.timeout(20):
+        scored = await asyncio.gather(*both)
+    assert [(each.scores, each.cause) for each in scored] == [({"reward": 1.0}, None)] * 2
+
+
+async def test_no_command_is_held_for_as_long_as_a_broker_waits(api, blobs, kind, monkeypatch):
+    monkeypatch.setattr(service, "HELD_S", 0.1)
+    settings, orders, _ = api
+    bus, stop = MemoryBus(), asyncio.Event()
+    wanted = order(blobs, kind, b"sleep 2; " + PASS_IF_DONE)
+    orders[wanted.session_id] = wanted
+    await bus.publish(ScoreWorkspace(run_id="r", rollout_id=wanted.session_id.split(".")[0], attempt=1))
+    serving = asyncio.create_task(service.serve(settings, bus, blobs, stop=stop, name="verifier-1"))
+    async with asyncio.timeout(20):
+        while not list((settings.data / "sandboxes").glob("score-*/label.json")):
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(0.3)
+    stop.set()
+    await asyncio.wait_for(serving, 5)
+    assert (await bus.depth(EVENTS), await bus.depth(WORKSPACES)) == (0, 0)  # cut, and not handed back: the ledger asks again
+
+
 async def test_a_stop_lets_what_is_in_hand_end_and_takes_nothing_more(api, blobs, kind):
     settings, orders, _ = api
     settings = settings.model_copy(update={"verifier_slots": 1})
