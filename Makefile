@@ -1,6 +1,6 @@
 # Each target sets up what it needs; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo test test-fast test-processes test-chaos test-stack test-harnesses test-tamper test-vllm bench-proxy bench-trace bench-load lint wheel clean
+.PHONY: help setup setup-dev demo test test-fast test-whole test-chaos test-stack test-harnesses test-tamper test-vllm bench-proxy bench-trace bench-load lint wheel clean
 
 V := .venv/bin
 export TOKENIZERS_PARALLELISM := false
@@ -20,17 +20,23 @@ demo: setup ## the whole loop on this machine: evaluate, train, evaluate again
 # Each worker starts services of its own; those of the environment are one set for all tests.
 WORKERS := $(if $(EVENER_TEST_AMQP_URL)$(EVENER_TEST_REDIS_URL)$(EVENER_TEST_DATABASE_URL),0,2)
 
+# Whole runs: with the real agent, on two processes of each service, and ended at every point where one can end.
 PROCESSES := tests/e2e/test_processes.py
-
-# Threads of torch that wait for one another by spinning slow down all workers.
-test test-fast test-processes: export OMP_NUM_THREADS := 1
+WHOLE := $(filter-out $(PROCESSES),$(wildcard tests/e2e/test_*.py)) tests/integration/test_crash_points.py \
+	tests/integration/test_messages_go_astray.py tests/unit/learner/test_takeover.py
 
 # Files in their order and not by their number of tests: the slow ones come first, so that no worker ends long after the others.
-test: setup-dev ## all tests but those of the other targets
-	@$(V)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --ignore $(PROCESSES) $(PYTEST)
+SPREAD := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-test-processes: setup-dev ## a run on two processes of each service, each of which is stopped and started meanwhile
+# Threads of torch that wait for one another by spinning slow down all workers.
+test test-fast test-whole: export OMP_NUM_THREADS := 1
+
+test: setup-dev ## all tests but those of the other targets
+	@$(V)/python -m pytest $(SPREAD) $(addprefix --ignore=,$(PROCESSES) $(WHOLE)) $(PYTEST)
+
+test-whole: setup-dev ## whole runs, stopped, cut and killed, with the real agent and on two processes of each service
 	@$(V)/python -m pytest $(PROCESSES) $(PYTEST)
+	@$(V)/python -m pytest $(SPREAD) $(WHOLE) $(PYTEST)
 
 test-fast: setup-dev ## unit and contract tests on fakes
 	@$(V)/python -m pytest tests/unit tests/contract -m "not e2e" $(PYTEST)

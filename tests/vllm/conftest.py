@@ -1,13 +1,16 @@
 """Policies, and an engine of each kind that this run of the tests has: the CPU engine always, vLLM under ``make test-vllm``."""
 
+import os
 from collections.abc import Iterator
 
 import pytest
 
 from tests.vllm.engine import Policies
-from tests.vllm.process import EngineProcess, engines, running
+from tests.vllm.process import VLLM, EngineProcess, engines, running
 
 Factory = pytest.TempPathFactory
+collect_ignore = [] if VLLM in os.environ else ["test_agents.py", "test_human_eval.py"]
+"""What only real vLLM can do."""
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,6 @@ it reads at last was rendered, tokenised and parsed by vLLM.
 """
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +21,13 @@ from tests.harnesses.scenarios import task
 from tests.vllm import reference
 from tests.vllm.engine import TOLERANCE
 from tests.vllm.policies import Conversation, Message, random_policy, rendered, teach, tokenizer_of
-from tests.vllm.process import VLLM, running
+from tests.vllm.process import running
 
 AGENTS = [agent for agent in ALL if agent.id in ("pi-chat", "mini-swe-agent")]
 TEMPERATURE = 0.1
 """A taught policy says what it was taught with a probability of 0.98 a token and more; at this temperature nearly always."""
 
-pytestmark = [pytest.mark.torch, pytest.mark.skipif(VLLM not in os.environ, reason="make test-vllm runs it")]
+pytestmark = pytest.mark.torch
 
 
 async def test_agents_do_a_task_of_three_turns(tmp_path: Path) -> None:

@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.place import Place
-from tests.vllm.process import VLLM, running
+from tests.vllm.process import running
 
 ROOT = Path(__file__).resolve().parents[2]
 SMOLLM2, HUMAN_EVAL = "EVENER_TEST_SMOLLM2", "EVENER_TEST_HUMAN_EVAL"
 PROBLEMS, GROUP = 5, 2
 LIMIT_S = 2400
 
-pytestmark = [pytest.mark.e2e, pytest.mark.skipif(VLLM not in os.environ, reason="make test-vllm runs it")]
+pytestmark = pytest.mark.e2e
 
 RUN = """\
 name = "human-eval"

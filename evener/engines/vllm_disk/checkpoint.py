@@ -4,7 +4,7 @@ A policy's weights are the ``*.safetensors`` files of a folder, under the names 
 environment; it needs torch and safetensors and nothing of vLLM.
 """
 
-from collections.abc import Iterable, Iterator, KeysView
+from collections.abc import Generator, Iterable, Iterator, KeysView
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,7 +88,7 @@ class _Tensors:
 
 
 @contextmanager
-def _opened(folder: Path) -> Iterator[_Tensors]:
+def _opened(folder: Path) -> Generator[_Tensors]:
     """The safetensors files of a folder. Raises CheckpointError."""
     files = sorted(folder.glob("*.safetensors"))
     if not files:

@@ -57,7 +57,12 @@ def a_call(session: str, number: int, version: int) -> CallRecord:
         versions=np.full(3, version, np.int32),
         version_dispatch=version,
         version_completion=version,
-        request={"system_digests": ["t1"], "tools_digest": None, "messages": []},
+        request={
+            "system_digests": ["t1"],
+            "tools_digest": None,
+            "messages": [],
+            "used": {"temperature": 1.0, "top_p": 1.0, "top_k": -1},
+        },
         reply={"content": "ok", "tool_calls": [{"name": "bash", "arguments": "{}"}]},
         dialect="chat",
         started=1.0,
