@@ -85,9 +85,8 @@ async def test_the_docs_queries_give_the_counted_answers(ask, monkeypatch):
         assert printed(rows, monkeypatch) == shown, question
 
 
+@pytest.mark.parametrize("database_url", ["postgres"], indirect=True)
 async def test_psql_as_the_reader_answers_them_all(ask, database_url):
-    if not ask.postgres:
-        return
     place = urlsplit(database_url)
     if place.password:
         pytest.skip("the reader has no password, and EVENER_TEST_DATABASE_URL's server asks for one")
