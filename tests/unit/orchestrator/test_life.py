@@ -131,6 +131,28 @@ async def test_a_policy_that_solves_everything_is_trained_and_goes_on_to_its_eva
     assert evaluated == [(1,), (state["step"] + 1,)]
 
 
+@pytest.mark.parametrize(("failed_groups", "reason"), [(1, "every rollout of the last 16"), (99, "in each of the last 32")])
+async def test_training_goes_on_while_a_task_is_failed_whole(world, failed_groups, reason):
+    varied, seen = alternating(), []
+
+    def score(lease):
+        if world.engine_version == 1 and lease.task_id != "task-0":
+            return varied(lease)
+        if lease.task_id == "task-0" and lease.group_id not in seen:
+            seen.append(lease.group_id)
+        return float(lease.task_id != "task-0" or seen.index(lease.group_id) >= failed_groups)
+
+    world.score = score
+    await world.submit(run_file(train={"steps": 9, "groups_per_step": 2, "max_staleness": 0}, eval=EVAL))
+    async with everyone(world):
+        state = await world.until_over()
+    assert state["state"] == "done"
+    assert state["reason"].startswith(reason)
+    assert state["reason"].endswith(f": training ended at step {state['step']} of 9")
+    evaluated = rows(world, "SELECT DISTINCT version FROM groups WHERE purpose = 'eval' ORDER BY version")
+    assert evaluated == [(1,), (state["step"] + 1,)]
+
+
 @pytest.mark.parametrize("score", [0.0, 1.0])
 async def test_a_run_without_variance_says_so_and_stops(world, score):
     world.score = lambda _: score

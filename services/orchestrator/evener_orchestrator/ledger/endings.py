@@ -1,7 +1,7 @@
 """Whatever a run no longer wants ends here, each rollout with exactly one outcome, and nothing is left waiting.
 
 Waiting rollouts are cancelled at once; running ones learn of it by their heartbeat. A run none of whose groups can be
-trained stops and says why; one whose policy solves every task has learnt what there was, and goes on to its last evaluation.
+trained stops and says why; one that has learnt what there was goes on to its last evaluation.
 Called wherever a group is skipped or rejected, and wherever a run ends.
 """
 
@@ -18,7 +18,7 @@ from evener_orchestrator.ledger.models import Attempt, Group, Rollout, Run
 from evener_orchestrator.states import GroupState, RolloutState, RunState, moved, sources
 
 HOPELESS_GROUPS = 32
-"""Groups in a row without a trained one after which a run stops, at least (and at least four steps' worth)."""
+"""Groups in a row without a trained one after which training ends, at least (and at least four steps' worth)."""
 
 MASTERED_GROUPS = 16
 """Groups in a row that were solved whole after which training ends, at least (and at least four steps' worth): where the policy
@@ -90,7 +90,7 @@ async def _end_attempts(tx: Transaction, rollouts: object, now: datetime) -> Non
 
 
 async def _check_signal(tx: Transaction, run: Run) -> None:
-    """End the training of a run whose last groups were all solved whole; fail one whose last taught nothing otherwise."""
+    """End the training of a run that has learnt what there was; fail one whose last groups taught nothing otherwise."""
     file = RunFile.model_validate(run.file)
     several = 4 * file.train.groups_per_step if file.train else 0
     enough = max(HOPELESS_GROUPS, several)
@@ -103,34 +103,55 @@ async def _check_signal(tx: Transaction, run: Run) -> None:
         )
     ).all()
     mastered = max(MASTERED_GROUPS, several)
-    if file.train and 0 < run.step < file.train.steps and await _solved_whole(tx, last[:mastered], mastered):
-        # The file as if the user had asked for no more steps, which may be changed while a run is under way.
-        run.file = {**run.file, "train": {**run.file["train"], "steps": run.step}}
-        run.reason = (
-            f"every rollout of the last {mastered} groups was right: training ended at step {run.step} of {file.train.steps}"
-        )
-        tx.note("run", run_id=run.id, reason=run.reason)
+    learning = file.train is not None and 0 < run.step < file.train.steps
+    if learning and await _solved_whole(tx, run, last[:mastered], mastered):
+        _stop_training(tx, run, f"every rollout of the last {mastered} groups was right")
         return
     states = [state for _, state in last]
     if len(states) < enough or GroupState.TRAINED in states:
         return
     skipped = states.count(GroupState.SKIPPED)
-    if skipped == enough:
-        reason = (
-            f"no variance: in each of the last {enough} groups all rollouts had the same reward, so there is nothing to"
-            " learn; choose tasks that the policy solves sometimes, or a larger group_size"
-        )
-    else:
+    if skipped < enough:
         reason = f"no group could be trained: of the last {enough}, {skipped} were skipped and {enough - skipped} rejected"
-    await end_run(tx, run, RunState.FAILED, reason)
+        await end_run(tx, run, RunState.FAILED, reason)
+        return
+    reason = f"in each of the last {enough} groups all rollouts had the same reward"
+    if learning:
+        _stop_training(tx, run, reason)
+        return
+    advice = "so there is nothing to learn; choose tasks that the policy solves sometimes, or a larger group_size"
+    await end_run(tx, run, RunState.FAILED, f"no variance: {reason}, {advice}")
 
 
-async def _solved_whole(tx: Transaction, groups: Sequence[Row[str, GroupState]], enough: int) -> bool:
-    """Whether each of ``groups``, at least ``enough``, was skipped because every rollout was solved."""
+def _stop_training(tx: Transaction, run: Run, reason: str) -> None:
+    """As if the user had asked for no more steps than were made; what was learnt is evaluated and kept."""
+    steps = run.file["train"]["steps"]
+    run.file = {**run.file, "train": {**run.file["train"], "steps": run.step}}
+    run.reason = f"{reason}: training ended at step {run.step} of {steps}"
+    tx.note("run", run_id=run.id, reason=run.reason)
+
+
+async def _solved_whole(tx: Transaction, run: Run, groups: Sequence[Row[str, GroupState]], enough: int) -> bool:
+    """Whether each of ``groups``, at least ``enough``, was skipped because every rollout was solved, and no task is failed whole.
+
+    A task that was failed whole sits a pass out, so that its group is seldom among the last.
+    """
     if len(groups) < enough or any(state is not GroupState.SKIPPED for _, state in groups):
         return False
+    by_task = (
+        select(
+            Group.id,
+            Group.state,
+            func.row_number()
+            .over(partition_by=Group.task_digest, order_by=(Group.disposed_at.desc(), Group.id.desc()))
+            .label("back"),
+        )
+        .where(Group.run_id == run.id, Group.purpose == "train", Group.disposed_at.is_not(None))
+        .subquery()
+    )
+    latest = select(by_task.c.id).where(by_task.c.back == 1, by_task.c.state == GroupState.SKIPPED)
     unsolved = select(Rollout.id).where(
-        Rollout.group_id.in_([group for group, _ in groups]),
+        Rollout.group_id.in_([group for group, _ in groups]) | Rollout.group_id.in_(latest),
         Rollout.state == RolloutState.SCORED,
         func.coalesce(Rollout.score, 0.0) < 1,
     )
