@@ -37,7 +37,7 @@ from evener.settings import Settings
 from evener_orchestrator import consumer, loops
 from evener_orchestrator.archive import Archiver
 from evener_orchestrator.context import Context
-from evener_orchestrator.ledger import Transaction, attempts, engine, groups, learner, runs, scores, tasks, versions
+from evener_orchestrator.ledger import Transaction, attempts, engine, groups, learner, regrades, runs, tasks, versions
 from evener_orchestrator.ledger.conflict import Conflict
 from evener_orchestrator.ledger.models import Attempt, Base, Outgoing, Run
 from evener_orchestrator.ledger.reissue import REISSUE_S
@@ -320,7 +320,7 @@ class Simulation:
     async def _score(self, delivery: InFlight, command: ScoreWorkspace) -> None:
         session = session_id(command.rollout_id, command.attempt)
         try:
-            await self.ask(lambda tx: scores.order(tx, session))
+            await self.ask(lambda tx: regrades.order(tx, session))
         except (Conflict, InputError):
             await delivery.ack()
             return

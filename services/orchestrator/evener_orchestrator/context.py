@@ -100,7 +100,7 @@ class Context:
 
     def committed(self, transaction: Transaction) -> None:
         """Wake whoever has work now."""
-        if transaction.sends:
+        if transaction.outgoing:
             self.outbox.set()
         if transaction.changes:
             self.planner.set()

@@ -104,7 +104,8 @@ async def _oldest_version(tx: Transaction, run: Run, file: RunFile) -> int | Non
     """What was sampled by an older version than this would be refused as stale; version 0 is no version of a policy."""
     if file.train is None:
         return None
-    newest = await versions.latest(tx.session, run.policy)
+    with tx.session.no_autoflush:  # claims that share a transaction are written together
+        newest = await versions.latest(tx.session, run.policy)
     return max(1, newest.version - file.train.max_staleness)
 
 

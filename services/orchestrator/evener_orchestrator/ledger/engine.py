@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import func, select, type_coerce
+from sqlalchemy import func, insert, select, type_coerce
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
@@ -48,19 +48,20 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Transaction:
-    """A transaction at work: ``session`` to read and write, ``now`` by the database's clock; ``locked``: the runs by id."""
+    """A transaction at work: ``session`` to read and write, ``now`` by the database's clock; ``outgoing``: rows of the outbox;
+    ``locked``: the runs by id.
+    """
 
     session: AsyncSession
     now: datetime
     postgres: bool
     changes: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    sends: bool = False
+    outgoing: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     locked: dict[str, Run] = field(default_factory=dict[str, Run])
 
     def send(self, message: Message, *, priority: int = 0) -> None:
         """Send ``message`` after the commit. ``priority`` 0 to 9, greater goes first."""
-        self.session.add(Outgoing(body=encode(message).decode(), priority=priority))
-        self.sends = True
+        self.outgoing.append({"body": encode(message).decode(), "priority": priority})
 
     def note(self, kind: str, **facts: Any) -> None:
         """Tell those who wait on /v1/events what changed, after the commit."""
@@ -109,8 +110,10 @@ class Ledger:
         async with self._turn, self._write() as session:
             transaction = Transaction(session, await self._begin(session), postgres=not self.sqlite)
             result = await work(transaction)
-            if transaction.sends and transaction.postgres:
-                await announce(session)
+            if transaction.outgoing:
+                await session.execute(insert(Outgoing), transaction.outgoing)  # all of them in one trip
+                if transaction.postgres:
+                    await announce(session)
             await session.commit()
         return transaction, result
 
@@ -146,6 +149,9 @@ def _deadlines() -> dict[str, Any]:
 
 
 async def _clock(session: AsyncSession, *, sqlite: bool) -> datetime:
-    # Postgres's clock_timestamp and not now: a transaction may have waited for a row before.
-    clock = func.strftime("%Y-%m-%d %H:%M:%f", "now") if sqlite else func.clock_timestamp()
-    return (await session.execute(select(type_coerce(clock, Timestamp)))).scalar_one()
+    return (await session.execute(_NOW_SQLITE if sqlite else _NOW)).scalar_one()
+
+
+# Postgres's clock_timestamp and not now: a transaction may have waited for a row before.
+_NOW = select(type_coerce(func.clock_timestamp(), Timestamp))
+_NOW_SQLITE = select(type_coerce(func.strftime("%Y-%m-%d %H:%M:%f", "now"), Timestamp))

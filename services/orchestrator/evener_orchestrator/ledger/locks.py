@@ -5,11 +5,22 @@ On SQLite the transaction itself is that lock. Used by every repository function
 
 from dataclasses import dataclass
 
-from sqlalchemy import Function, Select, func, select
+from sqlalchemy import Function, Select, bindparam, func, select
 
 from evener.errors import InputError
 from evener_orchestrator.ledger.engine import Transaction
 from evener_orchestrator.ledger.models import Attempt, Group, Rollout, Run
+
+_HELD = (
+    select(Attempt, Rollout, Group)
+    .join(Rollout, Rollout.id == Attempt.rollout_id)
+    .join(Group, Group.id == Rollout.group_id)
+    .where(Attempt.id == bindparam("session"))
+)
+"""Built once: to build it anew was a third of what a look costs."""
+
+_FRESH = _HELD.execution_options(populate_existing=True)
+_UNHEARD = _FRESH.with_for_update(of=Attempt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,29 +59,23 @@ async def hold(tx: Transaction, session_id: str, *, unheard: bool = False) -> He
         return held
     mine = select(Rollout.run_id).join(Attempt, Attempt.rollout_id == Rollout.id).where(Attempt.id == session_id)
     run = await _lock(tx, select(Run).where(Run.id == mine.scalar_subquery()), f"attempt {session_id}")
-    statement = _of(session_id).execution_options(populate_existing=True)
-    row = await tx.session.execute(statement.with_for_update(of=Attempt) if unheard else statement)
+    row = await tx.session.execute(_UNHEARD if unheard else _FRESH, {"session": session_id})
     attempt, rollout, group = row.one()
     return Held(attempt, rollout, group, run)
 
 
 async def _under_lock(tx: Transaction, session_id: str) -> Held | None:
-    """The same where this transaction has locked the run before, as it has for all but the first of several works."""
-    row = (await tx.session.execute(_of(session_id))).one_or_none()
+    """The same where this transaction has locked the run before, as it has for all but the first of several works.
+
+    Nothing is written for the question: what the works before have changed is written for all of them at once, later.
+    """
+    with tx.session.no_autoflush:
+        row = (await tx.session.execute(_HELD, {"session": session_id})).one_or_none()
     if row is None:
         return None
     attempt, rollout, group = row
     run = tx.locked.get(group.run_id)
     return None if run is None else Held(attempt, rollout, group, run)
-
-
-def _of(session_id: str) -> Select[Attempt, Rollout, Group]:
-    return (
-        select(Attempt, Rollout, Group)
-        .join(Rollout, Rollout.id == Attempt.rollout_id)
-        .join(Group, Group.id == Rollout.group_id)
-        .where(Attempt.id == session_id)
-    )
 
 
 async def take_turn(tx: Transaction, what: str) -> bool:

@@ -64,7 +64,7 @@ async def order(tx: Transaction, session: str) -> ScoreOrder:
     """What to score of an attempt: its own score, or else what is to be graded again. Raises Conflict where neither is."""
     held = await hold(tx, session)
     if scores.awaits(held):
-        return await scores.order(tx, session)
+        return await scores.order(tx, held)
     regrade = await tx.session.scalar(
         select(Regrade).where(Regrade.attempt_id == session, Regrade.ended_at.is_(None)).order_by(Regrade.id).limit(1)
     )

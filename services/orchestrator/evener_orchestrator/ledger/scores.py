@@ -26,14 +26,12 @@ SCORINGS = 3
 """Scorings of one snapshot that may fail through a fault of ours before the rollout does."""
 
 
-async def order(tx: Transaction, session: str) -> ScoreOrder:
-    """What to score. Raises Conflict where the attempt is past scoring.
+async def order(tx: Transaction, held: Held) -> ScoreOrder:
+    """What to score of a locked attempt that `awaits` its score.
 
     Whoever asks is at it: the command is issued again only `REISSUE_S` later, so that long tests, or a score that waits to
     be read, do not occupy a second verifier.
     """
-    held = await hold(tx, session)
-    _awaiting(held, session)
     held.rollout.issued_at = tx.now
     return await order_of(tx, held)
 

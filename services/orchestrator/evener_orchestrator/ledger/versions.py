@@ -3,7 +3,7 @@
 ``allot`` serves the learner, ``published`` its event; ``latest`` is what the engines of a policy serve.
 """
 
-from sqlalchemy import func, select
+from sqlalchemy import bindparam, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from evener.api import VersionGrant
@@ -19,16 +19,17 @@ HOLD_S = 0.5
 """How soon a learner asks again while an evaluation runs: short beside an evaluation, long beside a request."""
 
 
+_LATEST = (
+    select(PolicyVersion)
+    .where(PolicyVersion.policy == bindparam("policy"), PolicyVersion.state == VersionState.PUBLISHED)
+    .order_by(PolicyVersion.version.desc())
+    .limit(1)
+)
+
+
 async def latest(session: AsyncSession, policy: str) -> PolicyVersion:
     """The newest published version."""
-    return (
-        await session.scalars(
-            select(PolicyVersion)
-            .where(PolicyVersion.policy == policy, PolicyVersion.state == VersionState.PUBLISHED)
-            .order_by(PolicyVersion.version.desc())
-            .limit(1)
-        )
-    ).one()
+    return (await session.scalars(_LATEST, {"policy": policy})).one()
 
 
 async def allot(tx: Transaction, policy: str, *, epoch: int, step: int) -> VersionGrant:
