@@ -13,8 +13,10 @@ from evener.blobs import Blobs
 from evener.cli import sql
 from evener.cli.check import Check
 from evener.errors import InfraError, InputError
+from evener.messages import EVENTS, ROLLOUTS, WORKSPACES, train_queue
 from evener.settings import Settings
 
+QUEUES = (ROLLOUTS, WORKSPACES, EVENTS)
 WAIT_S = 10.0
 FULL = 0.9
 """The part of a store's room or connections from which on it is called nearly full."""
@@ -28,13 +30,14 @@ NEEDED = {
 }
 """What an unfinished run still has to read, by area; a condition follows."""
 UNFINISHED = " WHERE runs.state IN ('running', 'paused')"
+POLICIES = "SELECT policy FROM runs WHERE kind = 'train' AND state IN ('running', 'paused')"
 
 
 def examine_stores(settings: Settings) -> list[Check]:
     """A line for each store."""
     asked: list[tuple[str, Callable[[], Awaitable[list[Check]]]]] = []
     if settings.amqp_url:
-        asked.append(("rabbitmq", lambda: _rabbitmq(str(settings.amqp_url))))
+        asked.append(("rabbitmq", lambda: _rabbitmq(settings, str(settings.amqp_url))))
     if settings.redis_url:
         asked.append(("redis", lambda: _redis(str(settings.redis_url))))
     if settings.database_url and settings.database_url.startswith("postgresql"):
@@ -57,13 +60,21 @@ async def _bounded(name: str, check: Callable[[], Awaitable[list[Check]]]) -> li
         return [Check(name, "missing", f"{error.name} is not installed: pip install 'evener[orchestrator]'")]
 
 
-async def _rabbitmq(url: str) -> list[Check]:
+async def _rabbitmq(settings: Settings, url: str) -> list[Check]:
     from evener.bus import connect
-    from evener.bus.amqp.probe import probe
+    from evener.bus.amqp.link import Lost, Refused
+    from evener.bus.amqp.probe import leaderless, probe
 
     problem = await probe(url)
     if problem is not None:
         return [Check("rabbitmq", "missing", problem)]
+    try:
+        stuck = await leaderless(url, [*QUEUES, *await asyncio.to_thread(_train_queues, settings)])
+    except (Lost, Refused) as error:
+        return [Check("rabbitmq", "missing", f"{_place(url)}: {error}")]
+    if stuck:
+        remedy = f"`rabbitmqctl delete_queue {stuck[0]}`; it is made anew, and what it held is issued again"
+        return [Check("rabbitmq", "missing", f"queue {stuck[0]} has no leader and serves nobody: {remedy}")]
     bus = connect(url, patience_s=2.0)
     try:
         dead = len(await bus.dead_letters())
@@ -124,6 +135,15 @@ async def _postgres(settings: Settings) -> list[Check]:
     if row["used"] >= FULL * row["most"]:
         return [Check("postgres", "note", f"{row['used']} of {row['most']} connections are used: raise max_connections")]
     return [Check("postgres", "ok", _place(settings.database))]
+
+
+def _train_queues(settings: Settings) -> list[str]:
+    """The queues of unfinished runs' learners; none where there is no ledger to ask."""
+    try:
+        rows = sql.query(settings, POLICIES, limit_s=WAIT_S / 4)
+    except InputError:
+        return []
+    return [train_queue(str(row["policy"])) for row in rows]
 
 
 def _blobs(settings: Settings) -> list[Check]:

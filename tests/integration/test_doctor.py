@@ -1,6 +1,7 @@
 """`evener doctor` on real stores: what stops a run is named, and what is well is said to be."""
 
 import asyncio
+import contextlib
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,14 +13,14 @@ import redis
 
 from evener.bus.amqp.bus import AmqpBus
 from evener.cli.stores import examine_stores
-from evener.messages import RunRollout
+from evener.messages import RunRollout, ScoreWorkspace
 from evener.settings import Settings
 from tests.services import Rabbit, find, local_rabbit, missing, stop_name_server
 
 
-@pytest.fixture
-def full_broker() -> Iterator[Rabbit]:
-    """A broker that wants more free disk than there is."""
+@contextlib.contextmanager
+def a_broker(*, free_disk: str = "10MB") -> Iterator[Rabbit]:
+    """A broker of its own, which wants so much free disk."""
     server = find("rabbitmq-server", Path("/usr/lib/rabbitmq/bin"))
     if server is None:
         missing("rabbitmq")
@@ -27,13 +28,28 @@ def full_broker() -> Iterator[Rabbit]:
         broker = local_rabbit(Path(folder), server)
         assert broker.process is not None
         file = Path(folder) / "rabbitmq.conf"
-        file.write_text(file.read_text().replace("disk_free_limit.absolute = 10MB", "disk_free_limit.absolute = 100000GB"))
+        limit = "disk_free_limit.absolute = "
+        file.write_text(file.read_text().replace(f"{limit}10MB", f"{limit}{free_disk}"))
         try:
             broker.start()
             yield broker
         finally:
             broker.stop()
             stop_name_server(broker.process.env)
+
+
+@pytest.fixture
+def full_broker() -> Iterator[Rabbit]:
+    """A broker that wants more free disk than there is."""
+    with a_broker(free_disk="100000GB") as broker:
+        yield broker
+
+
+@pytest.fixture
+def broker() -> Iterator[Rabbit]:
+    """A broker that may be killed."""
+    with a_broker() as broker:
+        yield broker
 
 
 def line(name: str, **settings: str) -> tuple[str, str]:
@@ -56,6 +72,26 @@ def test_a_broker_with_a_disk_alarm(full_broker: Rabbit) -> None:
     state, detail = line("rabbitmq", amqp_url=full_broker.url)
     assert state == "missing"
     assert "memory or disk alarm" in detail
+
+
+def test_a_queue_without_a_leader(broker: Rabbit) -> None:
+    """RabbitMQ forgets who leads a quorum queue when it is killed right after its declaration; here it has happened."""
+
+    async def declare_and_kill() -> None:
+        bus = AmqpBus(broker.url)
+        async with asyncio.timeout(60):
+            await bus.publish(RunRollout(run_id="r", rollout_id="o", attempt=1))
+            await asyncio.sleep(3.0)
+            await bus.publish(ScoreWorkspace(run_id="r", rollout_id="o", attempt=1))
+            assert broker.process is not None
+            broker.process.kill()
+            await bus.close()
+
+    asyncio.run(declare_and_kill())
+    broker.start()
+    state, detail = line("rabbitmq", amqp_url=broker.url)
+    assert state == "missing"
+    assert detail.startswith("queue workspaces.score has no leader and serves nobody")
 
 
 def test_dead_letters(fresh_amqp_url: str) -> None:

@@ -3,12 +3,20 @@
 What is made for the question goes with its connection. Called by ``evener doctor``.
 """
 
-from aio_pika import Message
+import asyncio
+from collections.abc import Sequence
 
-from evener.bus.amqp.link import Link, Lost, Refused, guard
+from aio_pika import Message
+from aio_pika.abc import AbstractIncomingMessage
+from aio_pika.exceptions import ChannelNotFoundEntity
+
+from evener.bus.amqp.link import Link, Lost, Refused, farewell, guard
 
 TAKE_S = 3.0
 """Longest wait for a confirm; an idle broker gives one within 10 ms."""
+
+LEAST = -10
+"""Priority of a consumer; those of Evener's services have 0."""
 
 
 async def probe(url: str) -> str | None:
@@ -31,3 +39,42 @@ async def probe(url: str) -> str | None:
     finally:
         await link.close()
     return None
+
+
+async def leaderless(url: str, queues: Sequence[str]) -> list[str]:
+    """Those of ``queues`` that exist and serve nobody.
+
+    A broker that is killed within half a second of a quorum queue's declaration comes back with one that has no leader, for
+    good (rabbitmq-server#15725): what is published to it or consumed from it waits for ever. Raises Lost, Refused.
+    """
+    link = Link(url, "doctor")
+    try:
+        found = await asyncio.gather(*(_serves(link, queue) for queue in queues))
+    finally:
+        await link.close()
+    return [queue for queue, serves in zip(queues, found, strict=True) if not serves]
+
+
+async def _serves(link: Link, queue: str) -> bool:
+    """Whether a consumer of an existing queue is accepted; with the least priority, it gets only what nobody else would."""
+    channel = await link.channel(confirms=False)
+    try:
+        try:
+            there = await guard(channel.declare_queue(queue, passive=True))
+        except Lost as error:
+            if isinstance(error.__cause__, ChannelNotFoundEntity):
+                return True
+            raise
+        await guard(channel.set_qos(prefetch_count=1))
+        try:
+            tag = await guard(there.consume(_keep, arguments={"x-priority": LEAST}), TAKE_S)
+        except Lost:
+            return False
+        await guard(there.cancel(tag))
+        return True
+    finally:
+        await farewell(channel.close())
+
+
+async def _keep(_message: AbstractIncomingMessage) -> None:
+    """A message that comes all the same returns to its queue when the channel closes."""
