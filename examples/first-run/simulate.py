@@ -1,7 +1,8 @@
 """GRPO on the first run's tasks without pi, proxy or sandbox: where the run file's settings were chosen.
 
 Invariant: rollouts, reward and loss are those of the real run (sampling at temperature 1, hidden-test rules, per-token
-PPO clip on group-relative advantages), only pi's tools are emulated and the weights that sample are `--lag` steps old.
+PPO clip on group-relative advantages) and so is the order of tasks, only pi's tools are emulated and the weights that sample
+are `--lag` steps old.
 Run by hand:
 
     python simulate.py --seed 0
@@ -24,6 +25,8 @@ from make_policy import SANDBOX, own_places, pi_prefix
 from make_tasks import chores
 from pi_words import parse_call, run_tool, solved, tool_turn, user_turn
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+
+from evener_orchestrator.schedule import pick_task
 
 HERE = Path(__file__).parent
 MAX_CALLS, MAX_TOKENS = 6, 64
@@ -199,24 +202,18 @@ def train(
     model: Qwen3ForCausalLM, sampler: Sampler, tasks: list[Chore], prefix: list[int], settings: argparse.Namespace
 ) -> int:
     """Train in place; the number of rollouts used."""
-    rng = random.Random(settings.seed)
     optimizer = torch.optim.AdamW(model.parameters(), settings.rate, betas=(0.9, 0.99), weight_decay=0.0)
     history = [copy.deepcopy(model)]
-    queue: list[int] = []
-    resting: set[int] = set()  # tasks whose last group taught nothing sit the next pass out, as the planner has it
+    turns = [0] * len(tasks)
     waiting: list[list[tuple[Rollout, float]]] = []
     used = 0
     for step in range(settings.steps):
         scores: list[float] = []
         while len(waiting) < settings.groups:
             picked: list[int] = []
-            while len(picked) < settings.groups:
-                queue = queue or rng.sample(range(len(tasks)), len(tasks))
-                task = queue.pop(0)
-                if task in resting:
-                    resting.remove(task)
-                else:
-                    picked.append(task)
+            for _ in range(settings.groups):
+                picked.append(pick_task(turns, seed=settings.seed))
+                turns[picked[-1]] += 1
             rollouts = sampler(history[0], [tasks[task] for task in picked for _ in range(settings.size)])
             scores += [rollout.score for rollout in rollouts]
             for place, task in enumerate(picked):
@@ -225,7 +222,7 @@ def train(
                 if any(gains):
                     waiting.append(list(zip(group, gains, strict=True)))
                 else:  # it teaches nothing, and is skipped as the learner skips it
-                    resting.add(task)
+                    turns[task] += 1
         rows = [row for group in waiting[: settings.groups] for row in group]
         waiting = waiting[settings.groups :]
         used += len(scores)
@@ -252,7 +249,7 @@ def main() -> None:
         ("steps", 28),
         ("groups", 2),
         ("size", 4),
-        ("warmup", 3),
+        ("warmup", 10),
         ("lag", 2),
         ("eval", 384),
     ):

@@ -75,6 +75,18 @@ def test_a_task_whose_group_was_skipped_sits_the_next_pass_out(seed, skipped):
     assert sorted(picked[9 - len(skipped) :]) == list(range(9))
 
 
+@given(seed=st.integers(0, 99), run=st.integers(1, 9), kinds=st.sampled_from([2, 4, 16]))
+def test_neighbours_of_the_folder_are_spread_over_a_pass(seed, run, kinds):
+    """Tasks of one kind lie side by side in the folder: each kind comes once before one comes again."""
+    turns = [0] * (run * kinds)
+    picked = []
+    for _ in turns:
+        picked.append(pick_task(turns, seed=seed))
+        turns[picked[-1]] += 1
+    for start in range(0, len(turns), kinds):
+        assert sorted(task // run for task in picked[start : start + kinds]) == list(range(kinds))
+
+
 def test_harnesses_share_by_weight():
     harnesses = [Harness(name="pi", weight=3), Harness(name="codex", weight=1)]
     picked = [pick_harness(number, seed=0, harnesses=harnesses).name for number in range(400)]

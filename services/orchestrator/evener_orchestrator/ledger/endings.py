@@ -132,7 +132,7 @@ def _stop_training(tx: Transaction, run: Run, reason: str) -> None:
 
 
 async def _solved_whole(tx: Transaction, run: Run, groups: Sequence[Row[str, GroupState]], enough: int) -> bool:
-    """Whether each of ``groups``, at least ``enough``, was skipped because every rollout was solved, and no task is failed whole.
+    """Whether each of ``groups``, at least ``enough``, was skipped since every rollout was solved, and no task is failed whole.
 
     A task that was failed whole sits a pass out, so that its group is seldom among the last.
     """
