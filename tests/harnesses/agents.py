@@ -7,6 +7,7 @@ the runner's code; one of PyPI is laid where that code looks for it. The key is 
 import dataclasses
 import json
 import os
+import platform
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -139,6 +140,48 @@ def _mini_argv(_: str, access: Access) -> list[str]:
     return [*_WITH_ACCESS, "/bin/sh", "-c", f'exec {python} -m minisweagent.run.mini {flags} -t "$(cat)"']
 
 
+def _opencode_files(access: Access) -> dict[str, bytes]:
+    model = {"name": access.model, "limit": {"context": access.window, "output": 4096}, "tool_call": True}
+    options = {"baseURL": access.base_url + "/v1", "apiKey": access.key}
+    provider = {"npm": "@ai-sdk/openai-compatible", "name": "proxy", "options": options, "models": {access.model: model}}
+    config = {"autoupdate": False, "share": "disabled", "provider": {"proxy": provider}, "permission": {"*": "allow"}}
+    config |= dict.fromkeys(("model", "small_model"), f"proxy/{access.model}")
+    return {".config/opencode/opencode.json": json.dumps(config).encode()}
+
+
+def _opencode_argv(_: str, access: Access) -> list[str]:
+    return [*_opencode_untitled_argv(_, access), "--title", "task"]
+
+
+def _opencode_untitled_argv(_: str, access: Access) -> list[str]:
+    """Without a title it asks a model for one."""
+    # What npm links as `opencode` is put there by the install script.
+    package = {"x86_64": "opencode-linux-x64-baseline", "aarch64": "opencode-linux-arm64"}[platform.machine()]
+    binary = f"/opt/evener/opencode/lib/node_modules/opencode-ai/node_modules/{package}/bin/opencode"
+    return [binary, "run", "-m", f"proxy/{access.model}"]
+
+
+_qwen_variables = _variables(
+    OPENAI_API_KEY=lambda access: access.key,
+    OPENAI_BASE_URL=lambda access: access.base_url + "/v1",
+    OPENAI_MODEL=lambda access: access.model,
+)
+
+
+def _qwen_files(access: Access) -> dict[str, bytes]:
+    settings = {
+        "security": {"auth": {"selectedType": "openai"}},
+        "privacy": {"usageStatisticsEnabled": False},
+        "telemetry": {"enabled": False},
+        "general": {"disableAutoUpdate": True, "enableAutoUpdate": False, "disableUpdateNag": True},
+    }
+    return {**_qwen_variables(access), ".qwen/settings.json": json.dumps(settings).encode()}
+
+
+def _qwen_argv(_: str, __: Access) -> list[str]:
+    return [*_WITH_ACCESS, "/opt/evener/qwen-code/bin/qwen", "--yolo"]
+
+
 def _harness(name: str, dialect: Dialect, package: str, version: str, **fields: object) -> Harness:
     return Harness(name=name, dialect=dialect, package=package, version=version, profiles=("default",), **fields)  # type: ignore[arg-type]
 
@@ -184,6 +227,24 @@ MINI = _harness(
     },
     argv=_mini_argv,
 )
+OPENCODE = _harness(
+    "opencode",
+    "chat",
+    "opencode-ai",
+    "1.18.33",
+    files=_opencode_files,
+    env=dict.fromkeys(
+        (
+            "OPENCODE_DISABLE_AUTOUPDATE",
+            "OPENCODE_DISABLE_LSP_DOWNLOAD",
+            "OPENCODE_DISABLE_MODELS_FETCH",
+            "OPENCODE_DISABLE_DEFAULT_PLUGINS",
+        ),
+        "1",
+    ),
+    argv=_opencode_argv,
+)
+QWEN = _harness("qwen-code", "chat", "@qwen-code/qwen-code", "0.24.4", files=_qwen_files, env={}, argv=_qwen_argv)
 
 AGENTS = (
     _pi("chat", "openai-completions", "/v1"),
@@ -193,10 +254,18 @@ AGENTS = (
     Agent("claude-code", CLAUDE, "Bash"),
     Agent("codex", CODEX, "exec_command", command="cmd"),
     Agent("gemini-cli", GEMINI, "run_shell_command"),
+    Agent("opencode", OPENCODE, "bash", options={"description": "Runs a command"}),
+    Agent("qwen-code", QWEN, "run_shell_command", options={"description": "Runs a command", "is_background": False}),
     Agent("mini-swe-agent", MINI, "bash", ends_with="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT", python=True),
 )
 SIDE_CALLERS = (
     Agent("gemini-cli without a model", dataclasses.replace(GEMINI, argv=_gemini_routed_argv), "run_shell_command"),
+    Agent(
+        "opencode without a title",
+        dataclasses.replace(OPENCODE, argv=_opencode_untitled_argv),
+        "bash",
+        options={"description": "Runs a command"},
+    ),
 )
 """Agents as they are started where they ask something beside the conversation."""
 
