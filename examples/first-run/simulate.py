@@ -26,7 +26,7 @@ from make_tasks import chores
 from pi_words import parse_call, run_tool, solved, tool_turn, user_turn
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-from evener_orchestrator.schedule import pick_task
+from evener_orchestrator.schedule import pick_task, turns_of
 
 HERE = Path(__file__).parent
 MAX_CALLS, MAX_TOKENS = 6, 64
@@ -204,7 +204,7 @@ def train(
     """Train in place; the number of rollouts used."""
     optimizer = torch.optim.AdamW(model.parameters(), settings.rate, betas=(0.9, 0.99), weight_decay=0.0)
     history = [copy.deepcopy(model)]
-    turns = [0] * len(tasks)
+    groups, skipped, failed = ([0] * len(tasks) for _ in range(3))
     waiting: list[list[tuple[Rollout, float]]] = []
     used = 0
     for step in range(settings.steps):
@@ -212,8 +212,9 @@ def train(
         while len(waiting) < settings.groups:
             picked: list[int] = []
             for _ in range(settings.groups):
+                turns = [turns_of(groups=g, skipped=s, failed=f) for g, s, f in zip(groups, skipped, failed, strict=True)]
                 picked.append(pick_task(turns, seed=settings.seed))
-                turns[picked[-1]] += 1
+                groups[picked[-1]] += 1
             rollouts = sampler(history[0], [tasks[task] for task in picked for _ in range(settings.size)])
             scores += [rollout.score for rollout in rollouts]
             for place, task in enumerate(picked):
@@ -222,7 +223,8 @@ def train(
                 if any(gains):
                     waiting.append(list(zip(group, gains, strict=True)))
                 else:  # it teaches nothing, and is skipped as the learner skips it
-                    turns[task] += 1
+                    skipped[task] += 1
+                    failed[task] += not any(rollout.score for rollout in group)
         rows = [row for group in waiting[: settings.groups] for row in group]
         waiting = waiting[settings.groups :]
         used += len(scores)
@@ -259,6 +261,7 @@ def main() -> None:
     parser.add_argument("--brevity", type=float, default=0.0)
     parser.add_argument("--own", action="store_true", help="pi in a user's own places, as without bubblewrap")
     parser.add_argument("--validate", action="store_true", help="evaluate on training tasks kept back: to choose settings")
+    parser.add_argument("--seen", action="store_true", help="evaluate on the training tasks: is any choice given up?")
     settings = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(settings.seed)
@@ -267,9 +270,10 @@ def main() -> None:
     prefix = pi_prefix(tokenizer, own_places(random.Random(settings.seed)) if settings.own else SANDBOX)
     sampler = Sampler(tokenizer, prefix)
     tasks, unseen = splits(settings.validate)
-    print("before", json.dumps(rounded(evaluate(sampler, model, unseen, settings.eval))), flush=True)
+    asked = tasks if settings.seen else unseen
+    print("before", json.dumps(rounded(evaluate(sampler, model, asked, settings.eval))), flush=True)
     used = train(model, sampler, tasks, prefix, settings) if settings.steps else 0
-    after = rounded(evaluate(sampler, model, unseen, settings.eval))
+    after = rounded(evaluate(sampler, model, asked, settings.eval))
     print("after", used, "rollouts", json.dumps(after), f"{time.process_time():.0f} CPU-s", flush=True)
 
 

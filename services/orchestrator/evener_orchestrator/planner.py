@@ -5,7 +5,7 @@ is trained within the bound; it comes back when a group is trained, skipped or r
 every second.
 """
 
-from sqlalchemy import func, select
+from sqlalchemy import exists, func, select
 
 from evener.runfile import RunFile, Train
 from evener_orchestrator import evaluation
@@ -17,7 +17,7 @@ from evener_orchestrator.ledger.locks import lock_run, take_turn
 from evener_orchestrator.ledger.models import Group, Rollout, Run, RunTask
 from evener_orchestrator.ledger.runs import UNKNOWN
 from evener_orchestrator.ledger.versions import latest
-from evener_orchestrator.schedule import pick_harness, pick_task
+from evener_orchestrator.schedule import pick_harness, pick_task, turns_of
 from evener_orchestrator.states import GroupState, RolloutState, RunState
 
 BUSY = (RolloutState.QUEUED, RolloutState.RUNNING)
@@ -101,20 +101,25 @@ async def _plan_training(tx: Transaction, run: Run, file: RunFile, train: Train)
 
 async def _turns(tx: Transaction, run: Run, tasks: list[str]) -> dict[tuple[str, str], list[int]]:
     """By harness and profile: the turns that each task has had (see `evener_orchestrator.schedule`)."""
+    skipped = Group.state == GroupState.SKIPPED
+    solved = exists().where(Rollout.group_id == Group.id, Rollout.score > 0)
     rows = await tx.session.execute(
         select(
             Group.harness,
             Group.profile,
             Group.task_digest,
-            func.count() + func.count().filter(Group.state == GroupState.SKIPPED),
+            func.count(),
+            func.count().filter(skipped),
+            func.count().filter(skipped, ~solved),
         )
         .where(Group.run_id == run.id, Group.purpose == "train")
         .group_by(Group.harness, Group.profile, Group.task_digest)
     )
     place = {task: index for index, task in enumerate(tasks)}
     turns: dict[tuple[str, str], list[int]] = {}
-    for harness, profile, task, number in rows:
-        turns.setdefault((harness, profile), [0] * len(tasks))[place[task]] = number
+    for harness, profile, task, count, taught_nothing, failed in rows:
+        of_harness = turns.setdefault((harness, profile), [0] * len(tasks))
+        of_harness[place[task]] = turns_of(groups=count, skipped=taught_nothing, failed=failed)
     return turns
 
 

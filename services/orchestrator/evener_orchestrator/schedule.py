@@ -1,10 +1,11 @@
 """Each harness goes through the tasks pass after pass, each in a new order; a task that taught nothing sits the next one out.
 
 A group whose rewards are all equal teaches nothing. A policy that learns solves ever more tasks whole, and one that is behind
-fails ever the same: without the rest most rollouts of a late step are spent on them. Neighbours in a task folder tend to be
-alike, so that an order spreads them: where a plain shuffle draws five tasks with one answer in a row, a policy learns that
-answer and never tries another. Which task is next depends on what the ledger holds alone, so that a planner that restarts goes
-on where it was, and several planners agree. Called by the planner.
+fails ever the same: without the rest most rollouts of a late step are spent on them. Two things keep a policy from giving up
+an answer before it was ever rewarded, after which it would never be tried again. Neighbours in a task folder tend to be alike,
+so that an order spreads them. And a task that was failed whole is tried once more soon, before what others teach has crowded
+its answer out. Which task is next depends on what the ledger holds alone, so that a planner that restarts goes on where it
+was, and several planners agree. Called by the planner.
 """
 
 from collections.abc import Sequence
@@ -14,6 +15,9 @@ from random import Random
 
 from evener.runfile import Harness
 
+SECOND_CHANCES = 1
+"""Groups of a task that may be failed whole before it is taken for one that the policy cannot do yet."""
+
 
 def pick_harness(number: int, *, seed: int, harnesses: Sequence[Harness]) -> Harness:
     """The harness of training group ``number`` (0, 1, ...) of a run, by weight."""
@@ -21,10 +25,18 @@ def pick_harness(number: int, *, seed: int, harnesses: Sequence[Harness]) -> Har
     return draw.choices(harnesses, weights=[harness.weight for harness in harnesses])[0]
 
 
+def turns_of(*, groups: int, skipped: int, failed: int) -> int:
+    """The turns that a task has had under a harness: one a group, and one more for each that was skipped.
+
+    ``failed``: those of the skipped that no rollout solved; the first `SECOND_CHANCES` of them count nothing.
+    """
+    return groups + skipped - 2 * min(failed, SECOND_CHANCES)
+
+
 def pick_task(turns: Sequence[int], *, seed: int) -> int:
     """The index of the next task: of those with the fewest turns, the first in the order of that pass.
 
-    ``turns``: by task, its groups under the harness, and those that were skipped once more.
+    ``turns``: by task, as `turns_of` counts them.
     """
     fewest = min(turns)
     return next(index for index in _order(f"tasks:{seed}:{fewest}", len(turns)) if turns[index] == fewest)

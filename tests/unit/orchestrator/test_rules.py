@@ -21,7 +21,7 @@ from evener_orchestrator.ledger.groups import spread
 from evener_orchestrator.ledger.migrate import migrate
 from evener_orchestrator.ledger.progress import expected_groups
 from evener_orchestrator.reward import reward
-from evener_orchestrator.schedule import pick_harness, pick_task
+from evener_orchestrator.schedule import pick_harness, pick_task, turns_of
 from evener_orchestrator.states import GroupState, IllegalTransition, RolloutState, moved, sources
 from tests.unit.orchestrator.world import run_file
 
@@ -73,6 +73,14 @@ def test_a_task_whose_group_was_skipped_sits_the_next_pass_out(seed, skipped):
         turns[picked[-1]] += 1
     assert set(picked[: 9 - len(skipped)]) == set(range(9)) - skipped
     assert sorted(picked[9 - len(skipped) :]) == list(range(9))
+
+
+@pytest.mark.parametrize(
+    ("groups", "skipped", "failed", "turns"),
+    [(0, 0, 0, 0), (2, 0, 0, 2), (2, 1, 0, 3), (1, 1, 1, 0), (2, 2, 2, 2), (3, 3, 3, 4), (3, 2, 1, 3)],
+)
+def test_a_task_that_was_failed_whole_has_a_second_chance_in_the_same_pass(groups, skipped, failed, turns):
+    assert turns_of(groups=groups, skipped=skipped, failed=failed) == turns
 
 
 @given(seed=st.integers(0, 99), run=st.integers(1, 9), kinds=st.sampled_from([2, 4, 16]))
