@@ -6,7 +6,6 @@ list of it, nothing and an empty text, and spaces at an end are equal. Thinking 
 Used by `classes` and `forks`; documents come from agents, so that none of a shape unheard of may stop an archive.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,6 +13,7 @@ from typing import Any, cast
 
 import msgspec
 
+from evener.trace.arguments import parsed, spelled
 from evener.trace.graph import Graph
 from evener.trace.record import CallRecord
 
@@ -21,8 +21,6 @@ Opening = tuple[object, ...]
 
 EVIDENCE = 16
 """Characters: a shorter text may recur by chance."""
-
-_EXACT = 2**53  # JavaScript writes 1.0 as 1; beyond this it keeps no integer
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +135,7 @@ def _count(call: CallRecord, name: str) -> int:
 
 def _message(document: Any) -> Message:
     if not isinstance(document, dict):
-        return Message("", _dumps(document), raw=_dumps(document))
+        return Message("", spelled(document), raw=spelled(document))
     message = cast("dict[str, Any]", document)
     text = _text(message.get("content"))
     thinking = _text(message.get("reasoning") or message.get("reasoning_content"))
@@ -158,19 +156,19 @@ def _call(document: Any) -> tuple[str, str]:
     function = call.get("function")
     parts = cast("dict[str, Any]", function) if isinstance(function, dict) else call
     arguments = parts.get("arguments")
-    return str(parts.get("name")), arguments if isinstance(arguments, str) else _dumps(arguments or {})
+    return str(parts.get("name")), arguments if isinstance(arguments, str) else spelled(arguments or {})
 
 
 def _text(content: Any) -> str:
     if isinstance(content, list):
         return "\n".join(_part(part) for part in cast("list[Any]", content))
-    return content if isinstance(content, str) else "" if content is None else _dumps(content)
+    return content if isinstance(content, str) else "" if content is None else spelled(content)
 
 
 def _part(part: Any) -> str:
     if isinstance(part, dict) and isinstance(text := cast("dict[str, Any]", part).get("text"), str):
         return text
-    return part if isinstance(part, str) else _dumps(part)
+    return part if isinstance(part, str) else spelled(part)
 
 
 def _list(value: Any) -> list[Any]:
@@ -179,28 +177,19 @@ def _list(value: Any) -> list[Any]:
 
 def _spelled(arguments: str) -> str:
     """Arguments in one spelling; a text that is no JSON stays as it is."""
-    value = _parsed(arguments or "{}")
-    return arguments if value is None else _dumps(value)
-
-
-def _parsed(text: str) -> Any:
     try:
-        return json.loads(text, parse_float=_number)
-    except (ValueError, RecursionError):
-        return None
-
-
-def _number(text: str) -> float | int | str:
-    value = float(text)
-    if value.is_integer() and abs(value) < _EXACT:
-        return int(value)
-    return text if value in (float("inf"), float("-inf")) else value
+        return spelled(parsed(arguments))
+    except ValueError:
+        return arguments
 
 
 def _strings(arguments: str) -> list[str]:
     """The texts in a call's arguments that are long enough to prove something."""
     found: list[str] = []
-    waiting = [_parsed(arguments)]
+    try:
+        waiting = [parsed(arguments)]
+    except ValueError:
+        return []
     while waiting:
         value = waiting.pop()
         if isinstance(value, str):
@@ -210,7 +199,3 @@ def _strings(arguments: str) -> list[str]:
         elif isinstance(value, list):
             waiting += cast("list[Any]", value)
     return found
-
-
-def _dumps(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=str)

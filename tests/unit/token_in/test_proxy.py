@@ -298,6 +298,14 @@ def test_numbers_and_orders_of_arguments_are_values() -> None:
     assert one.digests == other.digests != third.digests
 
 
+def test_arguments_that_nobody_can_read_are_compared_as_text() -> None:
+    """Nested too deeply, or cut within: a policy may sample either."""
+    deep, cut = "[" * 100_000, '{"command": "ls'
+    for arguments in (deep, cut):
+        (turn,) = history.read([{"role": "assistant", "content": None, "tool_calls": [_call(arguments)]}]).turns.values()
+        assert (turn.calls[0].arguments, turn.calls[0].valid) == (arguments, False)
+
+
 def _call(arguments: str) -> Message:
     return {"id": "call_1", "type": "function", "function": {"name": "bash", "arguments": arguments}}
 

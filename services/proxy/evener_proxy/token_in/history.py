@@ -7,17 +7,14 @@ result answers does. Called by `prompts`.
 """
 
 import hashlib
-import json
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from evener.trace.arguments import parsed, spelled
 from evener_proxy.canonical import Reply, reply_of_call
 
 Message = dict[str, Any]
-
-_EXACT = 2**53  # JavaScript writes 1.0 as 1; beyond this it keeps no integer
 
 
 class Called(NamedTuple):
@@ -150,27 +147,16 @@ def _key(message: Message, turn: Turn, answered: int) -> bytes:
         message.get("name"),
         _others(message.get("content")),
     )
-    return hashlib.blake2b(_dumps(said).encode(), digest_size=16).digest()
+    return hashlib.blake2b(spelled(said).encode(), digest_size=16).digest()
 
 
 def _called(call_id: str, name: str, arguments: Any) -> Called:
     if not isinstance(arguments, str):
-        return Called(call_id, name, _dumps(arguments or {}), True)
+        return Called(call_id, name, spelled(arguments or {}), True)
     try:
-        return Called(call_id, name, _dumps(json.loads(arguments or "{}", parse_float=_number)), True)
+        return Called(call_id, name, spelled(parsed(arguments)), True)
     except ValueError:
         return Called(call_id, name, arguments, False)
-
-
-def _number(text: str) -> float | int | str:
-    value = float(text)
-    if not math.isfinite(value):
-        return text
-    return int(value) if value.is_integer() and abs(value) < _EXACT else value
-
-
-def _dumps(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
 
 
 def _text(content: Any) -> str:

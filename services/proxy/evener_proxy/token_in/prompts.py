@@ -107,7 +107,7 @@ class Prompts:
         try:
             messages: list[Message] = [msgspec.json.decode(message) for message in request.messages]
             asked = history.read(messages)
-        except (msgspec.DecodeError, KeyError, TypeError, AttributeError):
+        except (msgspec.DecodeError, KeyError, TypeError, AttributeError, RecursionError):
             return Choice(None, reason=Refusal.UNMATCHED)  # an engine may make sense of it; nothing is compared with it
         try:
             if verdict.problem is not None:
