@@ -5,12 +5,18 @@ Made by the runner (and by `evener tasks check`), taken apart by the verifier; a
 """
 
 import io
+import shutil
 import tarfile
 from collections.abc import Sequence
 
+from evener.errors import TaskError
 from evener.sandbox import WORKSPACE, Sandbox
+from evener.sandbox.initial import Added
 from evener.sandbox.snapshot import MAX_BYTES, Snapshot
-from evener.tasks import TaskToml
+from evener.tasks import SETUP, WORKDIR, TaskToml
+
+SETUP_S = 300.0
+"""How long a set-up script may take, which an agent's budget does not limit where its step is not begun."""
 
 
 class Workspaces:
@@ -19,19 +25,28 @@ class Workspaces:
     ``additions``: `added_by`, for each step. The steps share the size that a snapshot may have equally.
     """
 
-    def __init__(self, sandbox: Sandbox, toml: TaskToml, additions: Sequence[bytes | None]) -> None:
+    def __init__(self, sandbox: Sandbox, toml: TaskToml, additions: Sequence[Added | None]) -> None:
         self._sandbox = sandbox
         self._toml = toml
         self._additions = additions
         self._begun = 0
         self._taken: list[Snapshot] = []
+        self.failures: list[str] = []
+        """Set-up scripts that failed in what an agent had left, and how; whose fault that is cannot be known here."""
 
     async def begin(self) -> None:
-        """Begin the next step; nothing runs. Raises InfraError."""
-        added = self._additions[self._begun]
+        """Begin the next step; nothing runs. Raises InfraError; TaskError where a set-up script fails before any agent ran."""
+        number = self._begun
+        added = self._additions[number]
         self._begun += 1
-        if added is not None:
-            await self._sandbox.upload(added, WORKSPACE, over=True)
+        if added is None:
+            return
+        await self._sandbox.upload(added.tar, WORKSPACE, over=True)
+        failure = await self._set_up(number) if added.sets_up else None
+        if failure is not None and number == 0:
+            raise TaskError("task_setup", failure)
+        if failure is not None:
+            self.failures.append(failure)
 
     async def end(self) -> None:
         """Archive what the step left; nothing runs. Raises InfraError."""
@@ -39,7 +54,7 @@ class Workspaces:
         self._taken.append(await self._sandbox.snapshot(WORKSPACE, max_bytes=room))
 
     async def finish(self) -> Snapshot:
-        """The blob. A step that is still to end, or to begin, finds and leaves the workspace as it is. Raises InfraError."""
+        """The blob. A step that is still to end, or to begin, finds and leaves the workspace as it is. Raises as `begin`."""
         while len(self._taken) < len(self._additions):
             if self._begun == len(self._taken):
                 await self.begin()
@@ -50,6 +65,17 @@ class Workspaces:
             for line in taken.left_out
         ]
         return Snapshot(join(self._toml, [taken.tar for taken in self._taken]), left_out)
+
+    async def _set_up(self, number: int) -> str | None:
+        """Run a step's set-up script as its agent would; how it failed."""
+        shell = "bash" if shutil.which("bash") else "sh"
+        result = await self._sandbox.exec([shell, self._sandbox.locate(f"{WORKSPACE}/{SETUP}")], timeout=SETUP_S)
+        if result.exit_code == 0 and not result.timed_out:
+            return None
+        script = self._toml.each_step()[number].place / WORKDIR / SETUP
+        how = f"did not end within {SETUP_S:g} s" if result.timed_out else f"ended with {result.exit_code}"
+        lines = result.stderr.decode(errors="replace").strip().splitlines()
+        return f"{script} {how}" + (f": {lines[-1][:200]}" if lines else "")
 
 
 def join(toml: TaskToml, snapshots: Sequence[bytes]) -> bytes:

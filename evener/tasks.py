@@ -23,6 +23,8 @@ from evener.errors import InputError
 
 INSTRUCTION = "instruction.md"
 WORKDIR = "workdir"
+SETUP = "setup.sh"
+"""In a step's ``workdir/``: run before the step's agent starts."""
 MAX_BUNDLE_BYTES = 256 << 20
 MAX_STEPS = 32
 """A rollout's evidence has a part for each step, and its snapshot a share."""
@@ -216,9 +218,6 @@ def read_task(folder: Path) -> Task:
         tests = (folder / "tests", folder / step.place / "tests")
         if not (toml.verify or any((each / "test.sh").exists() for each in tests)):
             raise InputError("task_invalid", f"{tests[-1] / 'test.sh'}: is missing")
-        setup = folder / step.place / WORKDIR / "setup.sh"
-        if step.name and setup.exists():
-            raise InputError("task_invalid", f"{setup}: set-up scripts are not run; give the files that it would make")
         for image in [each / "Dockerfile" for each in tests if step.toml.verifier.separate]:
             if image.exists():
                 raise InputError("task_invalid", f"{image}: {_NO_IMAGE}")

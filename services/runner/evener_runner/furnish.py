@@ -13,7 +13,7 @@ from evener.archive import tar_of_files, tar_of_folder
 from evener.errors import InputError, TaskError
 from evener.log import get
 from evener.sandbox import HOME, WORKSPACE, Folder, Kind, Limits, Mount, Sandbox, SandboxSpec, create
-from evener.sandbox.initial import added_by, lay_out, limits_of
+from evener.sandbox.initial import Added, added_by, lay_out, limits_of
 from evener.settings import Settings
 from evener.tasks import TaskToml, read_instructions, read_toml, unpack
 from evener_runner import compile_cache, install
@@ -34,7 +34,7 @@ class JobStep:
 
     instruction: str
     wall_s: float
-    added: bytes | None
+    added: Added | None
     """What is laid over the workspace before."""
 
 

@@ -21,7 +21,7 @@ from evener.ids import new_id, parse_session_id, session_id
 from evener.messages import RolloutScored
 from evener.removal import remove
 from evener.sandbox import WORKSPACE, ExecResult, Folder, Mount, Sandbox, SandboxSpec, choose, create
-from evener.sandbox.initial import added_by, lay_out, limits_of
+from evener.sandbox.initial import Added, added_by, lay_out, limits_of
 from evener.sandbox.threads import in_thread
 from evener.settings import SandboxKind
 from evener.snapshots import Workspaces
@@ -114,6 +114,8 @@ async def _leave(task: Task, bench: _Bench, order: ScoreOrder, session: str, *, 
                 solved.append(await _solve(sandbox, place, step.toml.agent.timeout_sec or SOLVE_S))
                 await workspaces.end()
             taken = await workspaces.finish()
+            if workspaces.failures:
+                raise TaskError("task_setup", workspaces.failures[0])
         finally:
             await sandbox.destroy()
     finally:
@@ -122,7 +124,7 @@ async def _leave(task: Task, bench: _Bench, order: ScoreOrder, session: str, *, 
     return await asyncio.to_thread(bench.blobs.put, "snapshots", taken.tar), next(failed, solved[-1] if solved else None)
 
 
-def _agent_side(toml: TaskToml, blobs: Blobs, order: ScoreOrder, folder: Path) -> tuple[bytes, list[bytes | None]]:
+def _agent_side(toml: TaskToml, blobs: Blobs, order: ScoreOrder, folder: Path) -> tuple[bytes, list[Added | None]]:
     """The workspace that an agent finds, and what each step adds, as tar files. Blocks. Raises TaskError ``task_setup``."""
     unpack(blobs.get("agent", order.agent_bundle), folder / "task")
     lay_out(folder / "task" / "environment", folder / "initial")

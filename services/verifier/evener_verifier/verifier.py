@@ -9,7 +9,7 @@ import secrets
 import shutil
 import tarfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from evener.sandbox.threads import in_thread
 from evener.settings import SandboxKind
 from evener.snapshots import split
 from evener.tasks import Step, Tier, read_toml, unpack
-from evener_verifier import evidence, findings, steps, verdict, workspace
+from evener_verifier import evidence, findings, pristine, steps, verdict, workspace
 from evener_verifier.contents import Contents
 from evener_verifier.grader import TTL_S, Job, Ran, grade
 
@@ -58,7 +58,7 @@ async def score(
     folder = Folder.make(sandboxes, f"score-{order.session_id}-{secrets.token_hex(3)}", ttl_s=TTL_S)
     try:
         kind = await choose(order.sandbox, trusted=order.trusted, host=host)
-        cases = await in_thread(fetch, order, blobs, folder)
+        cases = await _set_up(await in_thread(fetch, order, blobs, folder), kind, folder)
         seen |= {"tier": _tier(cases), "sandbox": kind, "isolated": kind != "process"}
         scoring = _Scoring(cases, kind, folder, root)
         if any(case.step.toml.verifier.baseline for case in cases):
@@ -87,7 +87,7 @@ def fetch(order: ScoreOrder, blobs: Blobs, folder: Folder) -> list[Case]:
         unpack(blobs.get("grader", order.grader_bundle), grader)
         unpack(blobs.get("agent", order.agent_bundle), agent)
         toml = read_toml(grader / "task.toml")
-        pristine = [Contents(tar) for tar in untouched(agent, toml, folder.path / "pristine")]
+        bare = [Contents(tar) for tar in untouched(agent, toml, folder.path / "pristine")]
         tests = [_tests(step, grader, folder.path / "tests-of" / step.name) for step in toml.each_step()]
     except (OSError, tarfile.TarError, InputError) as error:
         raise TaskError("task_setup", f"{order.task_id}: {error}") from error
@@ -95,7 +95,14 @@ def fetch(order: ScoreOrder, blobs: Blobs, folder: Folder) -> list[Case]:
         snapshots = [Contents(tar) for tar in split(toml, blob)]
     except tarfile.TarError as error:
         raise InfraError("sandbox_failed", f"the snapshot cannot be read: {error}") from error
-    return [Case(*each) for each in zip(toml.each_step(), tests, pristine, snapshots, strict=True)]
+    return [Case(*each) for each in zip(toml.each_step(), tests, bare, snapshots, strict=True)]
+
+
+async def _set_up(cases: list[Case], kind: Kind, folder: Folder) -> list[Case]:
+    """The same, where steps have set-up scripts with what these make. Raises InfraError, TaskError."""
+    place = folder.path.with_name(f"{folder.path.name}-pristine")
+    made = await pristine.set_up(folder.path / "agent", place, kind)
+    return cases if made is None else [replace(case, pristine=Contents(tar)) for case, tar in zip(cases, made, strict=True)]
 
 
 def _tests(step: Step, grader: Path, merged: Path) -> Path:

@@ -185,10 +185,3 @@ def test_an_image_for_the_grader_is_refused(tmp_path):
     (folder / "task.toml").write_text("verifier.environment_mode = 'separate'")
     with pytest.raises(InputError, match="tests/Dockerfile: there is no docker sandbox"):
         read_task(folder)
-
-
-def test_a_set_up_script_is_refused(tmp_path):
-    folder = make_steps(tmp_path / "one")
-    (folder / "steps/two/workdir/setup.sh").write_text("true")
-    with pytest.raises(InputError, match=r"steps/two/workdir/setup\.sh: set-up scripts are not run"):
-        read_task(folder)

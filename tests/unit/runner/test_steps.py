@@ -82,3 +82,40 @@ async def test_infra_is_not_a_grade_where_an_agent_does_not_begin_a_step(world):
     await world.add("", files)
     report = await world.event()
     assert (report.outcome, report.cause, report.snapshot) == (Outcome.INFRA_ERROR, "agent_no_call", None)
+
+
+async def test_a_steps_set_up_script_runs_before_its_agent_in_what_the_one_before_left(world):
+    files = task(
+        "open('a', 'w').write(open('made').read())",
+        "open('b', 'w').write(open('seen').read())",
+        "",
+        **{
+            "steps/one/workdir/setup.sh": b"echo made > made",
+            "steps/two/workdir/setup.sh": b"cat a more > seen; rm a",
+            "steps/two/workdir/more": b"more",
+        },
+    )
+    await world.add("", files)
+    report = await world.event()
+    assert (report.outcome, report.cause) == (Outcome.FINISHED, None)
+    one, two, three = contents(world, report)
+    assert (one["a"], sorted(one)) == (b"made\n", ["a", "given", "made", "setup.sh"])
+    assert (two["b"], sorted(two)) == (b"made\nmore", ["b", "given", "made", "more", "seen", "setup.sh"])
+    assert three == two
+
+
+@BUBBLEWRAP
+async def test_a_set_up_script_that_fails_is_the_authors_fault_only_where_no_agent_ran_before(world):
+    """Else an agent that does badly could break what comes next, and have no score at all."""
+    files = task("", "", "open('c', 'w')", **{"steps/one/workdir/setup.sh": b"echo no such thing >&2; exit 3"})
+    session = await world.add("", files)
+    report = await world.event()
+    assert (report.outcome, report.cause) == (Outcome.TASK_ERROR, "task_setup")
+    assert report.detail == "steps/one/workdir/setup.sh ended with 3: no such thing"
+    assert world.calls[session] == 0
+    files["steps/two/workdir/setup.sh"] = files.pop("steps/one/workdir/setup.sh")
+    await world.add("", files)
+    report = await world.event()
+    assert (report.outcome, report.cause) == (Outcome.FINISHED, None)
+    assert [sorted(found) for found in contents(world, report)][2] == ["c", "given", "setup.sh"]
+    assert b"steps/two/workdir/setup.sh ended with 3: no such thing" in world.blobs.get("logs", report.logs)
