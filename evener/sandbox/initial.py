@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from evener.archive import extract, tar_of_folder
+from evener.artifacts import places_of
 from evener.errors import TaskError
-from evener.sandbox.port import WORKSPACE, Limits
+from evener.sandbox.port import HOME, WORKSPACE, Kind, Limits
 from evener.tasks import SETUP, WORKDIR, Step, TaskToml
 
 _WITHOUT_EFFECT = {"FROM", "CMD", "LABEL", "MAINTAINER", "EXPOSE"}
@@ -65,6 +66,16 @@ def untouched(task: Path, toml: TaskToml, workspace: Path) -> list[bytes]:
             extract(added.tar, workspace, over=True)
         left.append(tar_of_folder(workspace) if added is not None or not left else left[-1])
     return left
+
+
+def writable_of(toml: TaskToml, kind: Kind) -> tuple[str, ...]:
+    """Where an agent may write. Raises TaskError ``task_setup`` where a sandbox of this kind has no such places."""
+    named = places_of(each.source for step in toml.each_step() for each in step.toml.artifacts)
+    if named and kind == "process":
+        raise TaskError(
+            "task_setup", f"artifacts in {', '.join(named)} need a sandbox of kind bubblewrap, and there is none here"
+        )
+    return (WORKSPACE, HOME, "/tmp", *toml.places)  # noqa: S108 - a path inside
 
 
 def limits_of(toml: TaskToml) -> Limits:

@@ -6,7 +6,7 @@ from evener.api import ScoreOrder
 from evener.blobs import Blobs
 from evener.ids import new_id, session_id
 from evener.sandbox.probe import bubblewrap_missing
-from evener.snapshots import join
+from evener.snapshots import Left, join
 from evener.tasks import TaskToml
 from evener_verifier import steps, verifier
 from tests.unit.verifier.orders import tar
@@ -48,7 +48,7 @@ async def score(tmp_path):
         order = ScoreOrder(
             session_id=session_id(new_id(), 1),
             task_id="t",
-            snapshot=blobs.put("snapshots", join(table, [tar(files) for files in workspaces])),
+            snapshot=blobs.put("snapshots", join(table, [Left(tar(files)) for files in workspaces])),
             agent_bundle=blobs.put("agent", tar({"task.toml": said, **agent})),
             grader_bundle=blobs.put("grader", tar({"task.toml": said, **files})),
             trusted=True,
