@@ -59,6 +59,9 @@ class Settings(BaseSettings):
     runner_slots: int = Field(default=8, ge=1, description="agents that a runner runs at once")
     verifier_slots: int = Field(default=4, ge=1, description="workspaces that a verifier scores at once")
     grader_root: Path | None = Field(default=None, description="a folder that graders find at /opt/grader, read-only")
+    grader_images: Path | None = Field(
+        default=None, description="a folder of graders' root filesystems, at their images' names"
+    )
     lease_s: float = Field(default=30.0, gt=0, description="a claim without a heartbeat for this long expires")
     drain_s: float = Field(default=5.0, ge=0, description="how long a stopped service may finish what it has in hand")
 

@@ -15,14 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from evener.archive import extract
+from evener.artifacts import CONVENTION, place_of, places_of
 from evener.blobs import digest_of
 from evener.errors import InputError
 
 INSTRUCTION = "instruction.md"
 WORKDIR = "workdir"
+SETUP = "setup.sh"
+"""In a step's ``workdir/``: run before the step's agent starts."""
 MAX_BUNDLE_BYTES = 256 << 20
 MAX_STEPS = 32
 """A rollout's evidence has a part for each step, and its snapshot a share."""
@@ -32,7 +35,13 @@ Tier = Literal["out_of_process", "in_process"]
 Strategy = Literal["mean", "final"]
 """How the scores of steps become those of the rollout: their mean by name, or the last."""
 
-_NO_IMAGE = "there is no docker sandbox for an image; make what it holds ahead of time in EVENER_GRADER_ROOT, and remove this"
+_NOT_BUILT = (
+    "no image is built when a grader is needed: build it ahead of time, and name it by verifier.environment.docker_image"
+)
+_RECIPES = ("Dockerfile", "docker-compose.yaml")
+
+_IMAGE = r"^[A-Za-z0-9][A-Za-z0-9._-]*([/:@][A-Za-z0-9][A-Za-z0-9._-]*)*$"
+"""The name of an image, which is a path on the verifier's host too: nothing in it leads up or to the root."""
 
 
 class _Table(BaseModel):
@@ -57,14 +66,7 @@ class EnvironmentTable(_Table):
 class GraderEnvironmentTable(EnvironmentTable):
     """``[verifier.environment]``: limits of the grader's sandbox, where it is not the agent's environment."""
 
-    docker_image: str | None = None
-
-    @field_validator("docker_image")
-    @classmethod
-    def _is_none(cls, image: str | None) -> str | None:
-        if image is not None:
-            raise ValueError(_NO_IMAGE)
-        return image
+    docker_image: Annotated[str, Field(pattern=_IMAGE, max_length=255)] | None = None
 
 
 class VerifierTable(_Table):
@@ -78,15 +80,23 @@ class VerifierTable(_Table):
     tier: Tier = "in_process"
     timeout_reward: float | None = Field(default=None, ge=0, le=1)
     ranges: dict[str, tuple[float, float]] = {}
+    collect: tuple[object, ...] = ()
     protect: tuple[str, ...] | None = None
     baseline: bool = False
 
     @field_validator("user")
     @classmethod
     def _is_the_agents(cls, user: str | int | None) -> str | int | None:
-        if user not in (None, "agent"):
-            raise ValueError(f"{user!r}: graders run as the sandbox's unprivileged user, 'agent', and as no other")
+        if user not in (None, "agent", "root", 0):
+            raise ValueError(f"{user!r}: a grader's sandbox has the users 'agent' and 'root', and no other")
         return user
+
+    @field_validator("collect")
+    @classmethod
+    def _is_none(cls, commands: tuple[object, ...]) -> tuple[object, ...]:
+        if commands:
+            raise ValueError("no commands are run between agent and grader; let tests/test.sh do what they do")
+        return commands
 
     @field_validator("ranges")
     @classmethod
@@ -107,11 +117,41 @@ class VerifierTable(_Table):
         """Whether the grader finds the artifacts only; as in Harbor, an environment of its own implies it."""
         return self.environment_mode == "separate" or self.environment is not None
 
+    @property
+    def as_root(self) -> bool:
+        """Whether the grader is to be the root of its sandbox."""
+        return self.user in ("root", 0)
+
+    @property
+    def image(self) -> str | None:
+        """The image that the grader runs in, if it has one of its own."""
+        return self.environment.docker_image if self.environment is not None else None
+
 
 class ArtifactTable(_Table):
-    """One of ``artifacts`` where it is a table."""
+    """One of ``artifacts``; where it is a string that is its ``source``."""
 
     source: str
+    exclude: tuple[str, ...] = ()
+    service: str | None = None
+
+    @field_validator("source")
+    @classmethod
+    def _is_somewhere(cls, source: str) -> str:
+        place_of(source)
+        return source
+
+    @field_validator("service")
+    @classmethod
+    def _is_the_agents(cls, service: str | None) -> str | None:
+        if service not in (None, "main"):
+            raise ValueError(f"{service!r}: there are no services beside the agent's sandbox")
+        return service
+
+
+Artifacts = tuple[
+    Annotated[ArtifactTable, BeforeValidator(lambda said: {"source": said} if isinstance(said, str) else said)], ...
+]
 
 
 StepName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)]
@@ -124,7 +164,7 @@ class StepTable(_Table):
     agent: AgentTable = AgentTable()
     verifier: VerifierTable = VerifierTable()
     min_reward: float | dict[str, float] | None = None
-    artifacts: tuple[str | ArtifactTable, ...] = ()
+    artifacts: Artifacts = ()
 
 
 class TaskToml(_Table):
@@ -136,7 +176,7 @@ class TaskToml(_Table):
     verifier: VerifierTable = VerifierTable()
     environment: EnvironmentTable = EnvironmentTable()
     verify: str | None = Field(default=None, min_length=1)
-    artifacts: tuple[str | ArtifactTable, ...] = ()
+    artifacts: Artifacts = ()
     steps: tuple[StepTable, ...] = Field(default=(), max_length=MAX_STEPS)
     multi_step_reward_strategy: Strategy = "mean"
 
@@ -149,9 +189,15 @@ class TaskToml(_Table):
         return self
 
     @property
-    def artifact_paths(self) -> list[str]:
-        """The sources of ``artifacts``."""
-        return [each if isinstance(each, str) else each.source for each in self.artifacts]
+    def collected(self) -> Artifacts:
+        """``artifacts``, and with a separate environment what Harbor collects without being asked to."""
+        declared = any(each.source.rstrip("/") == CONVENTION for each in self.artifacts)
+        return self.artifacts if declared or not self.verifier.separate else (*self.artifacts, ArtifactTable(source=CONVENTION))
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """The folders outside of the workspace where artifacts of any step lie; a snapshot holds them too."""
+        return places_of(each.source for step in self.each_step() for each in step.toml.collected)
 
     def each_step(self) -> list["Step"]:
         """The steps in their order; a task that has none is one."""
@@ -161,16 +207,23 @@ class TaskToml(_Table):
 
     def _step(self, table: StepTable) -> "Step":
         agent = self.agent.model_copy(update=table.agent.model_dump(exclude_unset=True))
-        try:
-            verifier = VerifierTable.model_validate(
-                self.verifier.model_dump(exclude_unset=True) | table.verifier.model_dump(exclude_unset=True)
-            )
-        except ValidationError as error:  # each table is sound by itself, but not the one over the other
-            raise ValueError(f"{table.name}: verifier: {error.errors()[0]['msg']}") from error
         artifacts = (*self.artifacts, *table.artifacts)
-        toml = self.model_copy(update={"agent": agent, "verifier": verifier, "artifacts": artifacts, "steps": ()})
+        changed = {"agent": agent, "verifier": self._verifier_of(table.verifier), "artifacts": artifacts, "steps": ()}
+        toml = self.model_copy(update=changed)
         least = table.min_reward if isinstance(table.min_reward, dict) else {"reward": table.min_reward}
         return Step(table.name, toml, {name: value for name, value in least.items() if value is not None})
+
+    def _verifier_of(self, own: VerifierTable) -> VerifierTable:
+        """The verifier of a step, whose own table goes before the task's key by key; ``env`` and image as in Harbor."""
+        usual, update = self.verifier, {name: getattr(own, name) for name in own.model_fields_set}
+        update["env"] = usual.env | own.env
+        if own.environment_mode is None and own.environment is not None:
+            update["environment_mode"] = "separate"
+        if own.environment_mode == "shared":
+            update["environment"] = None
+        elif own.environment is not None and own.image is None and usual.image is not None:
+            update["environment"] = own.environment.model_copy(update={"docker_image": usual.image})
+        return usual.model_copy(update=update)
 
 
 @dataclass(frozen=True)
@@ -214,14 +267,12 @@ def read_task(folder: Path) -> Task:
         raise InputError("task_invalid", f"{folder / 'environment'}: is missing")
     for step in toml.each_step():
         tests = (folder / "tests", folder / step.place / "tests")
-        if not (toml.verify or any((each / "test.sh").exists() for each in tests)):
+        image = step.toml.verifier.image
+        if not (image or toml.verify or any((each / "test.sh").exists() for each in tests)):
             raise InputError("task_invalid", f"{tests[-1] / 'test.sh'}: is missing")
-        setup = folder / step.place / WORKDIR / "setup.sh"
-        if step.name and setup.exists():
-            raise InputError("task_invalid", f"{setup}: set-up scripts are not run; give the files that it would make")
-        for image in [each / "Dockerfile" for each in tests if step.toml.verifier.separate]:
-            if image.exists():
-                raise InputError("task_invalid", f"{image}: {_NO_IMAGE}")
+        for recipe in [each / name for each in tests for name in _RECIPES if step.toml.verifier.separate and image is None]:
+            if recipe.exists():
+                raise InputError("task_invalid", f"{recipe}: {_NOT_BUILT}")
     return Task(folder.name, folder, toml, "\n\n".join(text.strip() for text in instructions) + "\n")
 
 

@@ -345,7 +345,8 @@ async def check_task(
     """The scores of a task's solution and of its untouched workspace, and how the solution ended (`evener_verifier.oracle`)."""
     from evener_verifier import oracle
 
-    return await oracle.check(task, blobs, sandboxes, host=settings.sandbox, root=settings.grader_root)
+    root, images = settings.grader_root, settings.grader_images
+    return await oracle.check(task, blobs, sandboxes, host=settings.sandbox, root=root, images=images)
 
 
 async def install_harness(settings: Settings, name: str, say: Callable[[str], None]) -> None:

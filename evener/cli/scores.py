@@ -46,13 +46,18 @@ def _print_evidence(evidence: dict[str, Any]) -> None:
     for runner in evidence.get("tests", []):
         failures = ", ".join(runner["failures"])
         _line(runner["runner"], f"{runner['passed']} passed, {runner['failed']} failed {failures}".rstrip())
-    for kind, names in evidence.get("changes", {}).items():
+    for call in evidence.get("candidate", {}).get("first", []):
+        ended = "out of time" if call["timed_out"] else f"exit code {call['exit_code']}"
+        _line("candidate", f"{call['command']}: {ended}, {cell(call['seconds'])} s")
+    for kind, names in {**evidence.get("changes", {}), **evidence.get("artifacts", {})}.items():
         if names["count"]:
             _line(kind, f"{names['count']}: {', '.join(names['names'])}")
-    for name, title in _SHOWN:
-        if evidence.get(name):
+    texts = [(title, evidence.get(name)) for name, title in _SHOWN]
+    texts += [(f"report {name}", text) for name, text in evidence.get("reports", {}).items()]
+    for title, text in texts:
+        if text:
             out.rule(title, align="left")
-            out.print(evidence[name], markup=False, soft_wrap=True)
+            out.print(text, markup=False, soft_wrap=True)
 
 
 def _line(name: str, value: Any) -> None:

@@ -108,6 +108,8 @@ class BubblewrapSandbox:
             self._spec.mounts,
             self._spec.folder.path / "etc",
             self._spec.folder.path / "proxy" if self._pump else None,
+            self._spec.root,
+            self._spec.as_root,
         )
         start = tree.start(
             inside.options(env, cwd),

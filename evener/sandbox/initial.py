@@ -9,12 +9,14 @@ import json
 import posixpath
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from evener.archive import extract, tar_of_folder
+from evener.artifacts import places_of
 from evener.errors import TaskError
-from evener.sandbox.port import WORKSPACE, Limits
-from evener.tasks import WORKDIR, Step, TaskToml
+from evener.sandbox.port import HOME, WORKSPACE, Kind, Limits
+from evener.tasks import SETUP, WORKDIR, Step, TaskToml
 
 _WITHOUT_EFFECT = {"FROM", "CMD", "LABEL", "MAINTAINER", "EXPOSE"}
 
@@ -35,22 +37,45 @@ def lay_out(environment: Path, workspace: Path) -> None:
                 raise TaskError("task_setup", f"{line}: {error}; give environment/workspace/ instead") from error
 
 
-def added_by(step: Step, task: Path) -> bytes | None:
-    """What a step lays over the workspace before its agent starts, as a tar file; ``task`` is an unpacked agent side."""
+@dataclass(frozen=True, slots=True)
+class Added:
+    """What a step lays over the workspace before its agent starts, as a tar file, and whether its set-up script runs then."""
+
+    tar: bytes
+    sets_up: bool
+
+
+def added_by(step: Step, task: Path) -> Added | None:
+    """A step's ``workdir/``; ``task`` is an unpacked agent side."""
     folder = task / step.place / WORKDIR
-    return tar_of_folder(folder) if step.name and folder.is_dir() else None
+    if not step.name or not folder.is_dir():
+        return None
+    return Added(tar_of_folder(folder), (folder / SETUP).is_file())
 
 
 def untouched(task: Path, toml: TaskToml, workspace: Path) -> list[bytes]:
-    """What an agent that does nothing leaves at each step, made in the new folder ``workspace``. Raises TaskError, OSError."""
+    """What an agent that does nothing leaves at each step, made in the new folder ``workspace``; no set-up script is run.
+
+    Raises TaskError, OSError.
+    """
     lay_out(task / "environment", workspace)
     left: list[bytes] = []
     for step in toml.each_step():
         added = added_by(step, task)
         if added is not None:
-            extract(added, workspace, over=True)
+            extract(added.tar, workspace, over=True)
         left.append(tar_of_folder(workspace) if added is not None or not left else left[-1])
     return left
+
+
+def writable_of(toml: TaskToml, kind: Kind) -> tuple[str, ...]:
+    """Where an agent may write. Raises TaskError ``task_setup`` where a sandbox of this kind has no such places."""
+    named = places_of(each.source for step in toml.each_step() for each in step.toml.artifacts)
+    if named and kind == "process":
+        raise TaskError(
+            "task_setup", f"artifacts in {', '.join(named)} need a sandbox of kind bubblewrap, and there is none here"
+        )
+    return (WORKSPACE, HOME, "/tmp", *toml.places)  # noqa: S108 - a path inside
 
 
 def limits_of(toml: TaskToml) -> Limits:

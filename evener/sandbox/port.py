@@ -53,7 +53,9 @@ class SandboxSpec:
     """All that is decided before a sandbox exists.
 
     ``folder`` holds what is written and dies with the sandbox. ``writable`` are the folders inside, empty at first.
-    ``proxy_url`` is the one place that the sandbox may reach; None: no place at all.
+    ``proxy_url`` is the one place that the sandbox may reach; None: no place at all. ``root`` is a root filesystem that stands
+    in for the host's system, and ``as_root`` makes a command user 0 of a namespace of users (both: bubblewrap alone, and
+    the latter not where root runs it).
     """
 
     folder: Folder
@@ -62,6 +64,8 @@ class SandboxSpec:
     env: dict[str, str] = field(default_factory=dict[str, str])
     limits: Limits = Limits()
     proxy_url: str | None = None
+    root: Path | None = None
+    as_root: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ class Writable:
         """Where the writable folder ``path`` is on the host."""
         if path not in self.paths:
             raise ValueError(f"{path!r} is not a writable folder of this sandbox ({', '.join(self.paths)})")
-        return self.root / path.strip("/").replace("/", "-")
+        return self.root / path.strip("/").replace("-", "--").replace("/", "-")
 
     def unpack(self, tar: bytes, path: str, over: bool) -> None:
         """Unpack a tar file made by us or by `snapshot`; ``over``: see `extract`."""

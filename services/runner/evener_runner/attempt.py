@@ -202,12 +202,13 @@ class Attempt:
 
     async def _keep(self, verdict: Verdict) -> _Left:
         """Store the workspace of an attempt that will be scored, and the log of every attempt."""
-        snapshot, left_out = None, list[str]()
+        snapshot, left_out, failures = None, list[str](), list[str]()
         if verdict.scored and self._workspaces is not None:
             taken = await self._workspaces.finish()
             snapshot, left_out = await asyncio.to_thread(self._tools.blobs.put, "snapshots", taken.tar), taken.left_out
+            failures = self._workspaces.failures
         secrets = [secret for secret in (self._key, self._lease.lease) if secret]
-        text = logs.compose(verdict, self._results, left_out, secrets)
+        text = logs.compose(verdict, self._results, failures, left_out, secrets)
         if left_out:
             verdict = replace(verdict, detail=f"{verdict.detail} {len(left_out)} left out of the snapshot".strip())
         return _Left(verdict, snapshot, await asyncio.to_thread(self._tools.blobs.put, "logs", text))

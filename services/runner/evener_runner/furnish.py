@@ -13,7 +13,7 @@ from evener.archive import tar_of_files, tar_of_folder
 from evener.errors import InputError, TaskError
 from evener.log import get
 from evener.sandbox import HOME, WORKSPACE, Folder, Kind, Limits, Mount, Sandbox, SandboxSpec, create
-from evener.sandbox.initial import added_by, lay_out, limits_of
+from evener.sandbox.initial import Added, added_by, lay_out, limits_of, writable_of
 from evener.settings import Settings
 from evener.tasks import TaskToml, read_instructions, read_toml, unpack
 from evener_runner import compile_cache, install
@@ -34,7 +34,7 @@ class JobStep:
 
     instruction: str
     wall_s: float
-    added: bytes | None
+    added: Added | None
     """What is laid over the workspace before."""
 
 
@@ -75,13 +75,20 @@ def read_job(bundle: bytes, lease: RolloutLease, folder: Folder) -> Job:
 
 
 async def make_sandbox(harness: Harness, job: Job, kind: Kind, folder: Folder, settings: Settings) -> Sandbox:
-    """A sandbox with the agent and the workspace in it. Raises InfraError."""
+    """A sandbox with the agent and the workspace in it. Raises InfraError, TaskError ``task_setup``."""
     installation = await install.ensure(harness, settings.cache, _say)
     mounts = [Mount(installation.node, NODE), Mount(installation.prefix, harness.prefix)]
     cache = await compile_cache.ensure(kind, harness, installation, settings.cache, sandboxes(settings))
     mounts.append(Mount(cache, compile_cache.COMPILE_CACHE))
     env = {"NODE_COMPILE_CACHE": compile_cache.COMPILE_CACHE if kind == "bubblewrap" else str(cache)}
-    spec = SandboxSpec(folder, mounts=tuple(mounts), env={**env, **harness.env}, limits=job.limits, proxy_url=settings.proxy)
+    spec = SandboxSpec(
+        folder,
+        mounts=tuple(mounts),
+        writable=writable_of(job.toml, kind),
+        env={**env, **harness.env},
+        limits=job.limits,
+        proxy_url=settings.proxy,
+    )
     sandbox = await create(kind, spec)
     try:
         await sandbox.upload(job.workspace, WORKSPACE)

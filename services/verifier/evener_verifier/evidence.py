@@ -38,6 +38,12 @@ def changes(before: Contents, after: Contents) -> dict[str, Any]:
     }
 
 
+def names(tar: bytes) -> dict[str, Any]:
+    """The files of a tar file, and how many there are."""
+    found = [name for name, _ in Contents(tar).files()]
+    return {"count": len(found), "names": [name[:NAME_LIMIT] for name in found[:NAMES_LIMIT]]}
+
+
 def diff(before: Contents, after: Contents) -> str:
     """The differences of small text files, as by ``diff -u``, cut off at `DIFF_LIMIT` characters."""
     shown: list[str] = []

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from evener import log
-from evener.errors import InfraError
+from evener.errors import InfraError, TaskError
 from evener.sandbox import HOME, WORKSPACE, ExecResult, Folder, Kind, Mount, Sandbox, SandboxSpec, create, interpreter
 from evener.sandbox.arguments import PATH
 from evener.sandbox.initial import limits_of
@@ -27,8 +27,9 @@ from evener_verifier import relocate, reward
 from evener_verifier.canary import Canaries, Rewards, write_guard
 from evener_verifier.candidate import Candidate
 from evener_verifier.channel import Channel
+from evener_verifier.images import program_of
 from evener_verifier.inside import candidate as candidate_program
-from evener_verifier.workspace import without_execution
+from evener_verifier.workspace import baked, without_execution
 
 TESTS = "/tests"
 LOGS = "/logs/verifier"
@@ -44,22 +45,29 @@ REPORT_LIMIT = 4 << 10
 TTL_S = 24 * 3600.0
 """How long a sandbox's folder may stand, for the reaper of another host."""
 
+_WHERE_NO_ROOT: dict[Kind, str] = {
+    "bubblewrap": "under a verifier that root runs itself: give it a user of its own",
+    "process": "without bubblewrap",
+}
+
 _log = log.get("verifier")
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is run on what: ``tests`` is a folder of the host, ``workspace`` a tar file, ``root`` what is at ``/opt/grader``.
+    """What is run on what: ``tests`` is a folder of the host, ``graded`` has a tar file for each folder that an agent left.
 
-    ``folder`` is the sandbox's, and gone when the tests ran.
+    ``folder`` is the sandbox's, and gone when the tests ran. ``root`` is what is at ``/opt/grader``; ``image`` is the grader's
+    own system, in place of the host's.
     """
 
     toml: TaskToml
     tests: Path
-    workspace: bytes
+    graded: dict[str, bytes]
     kind: Kind
     folder: Folder
     root: Path | None
+    image: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +87,11 @@ class Ran:
 
 
 async def grade(job: Job) -> Ran:
-    """Run the tests over the workspace. Raises InfraError."""
+    """Run the tests over the workspace. Raises InfraError, and TaskError where this host has no root for them."""
     if job.kind == "process":
         _warn()
+    if job.toml.verifier.as_root and (os.geteuid() == 0) == (job.kind == "bubblewrap"):
+        raise TaskError("task_setup", f"verifier.user: no grader can be root {_WHERE_NO_ROOT[job.kind]}")
     grading = _Grading(job)
     try:
         return await grading.run()
@@ -121,8 +131,11 @@ class _Grading:
         spec = await in_thread(self._spec)
         self._sandbox = sandbox = await create(self._job.kind, spec)
         self._ends.push_async_callback(sandbox.destroy)
-        workspace = self._job.workspace
-        await sandbox.upload(without_execution(workspace) if self._candidate else workspace, WORKSPACE)
+        for path, tar in self._job.graded.items():
+            if self._job.image is not None:
+                await sandbox.upload(await in_thread(baked, self._job.image, path, toml), path)
+            left = without_execution(tar) if self._candidate else tar
+            await sandbox.upload(left, path, over=self._job.image is not None)
         await in_thread(self._equip, sandbox)
         result = await self._execute(sandbox)
         files = {name: await sandbox.read(f"{LOGS}/{name}", limit=reward.LIMIT) for name in (*REWARDS, *REPORTS)}
@@ -144,14 +157,15 @@ class _Grading:
         job = self._job
         place = job.folder.path
         tests = job.tests
-        tests.mkdir(mode=0o755, exist_ok=True)
+        if job.image is None:
+            tests.mkdir(mode=0o755, exist_ok=True)
         if job.kind == "process":  # whose words are changed
             tests = place / "tests"
             shutil.copytree(job.tests, tests)
-        mounts = [Mount(tests, TESTS), Mount(place / "run", RUN)]
+        mounts = [Mount(place / "run", RUN), *([Mount(tests, TESTS)] if tests.is_dir() else [])]
         if self._candidate is not None:
             mounts += [Mount(place / "bin", TOOLS), Mount(Path(candidate_program.__file__), PROGRAM)]
-            mounts += [Mount(path, str(path)) for path in interpreter.files()]
+            mounts += [Mount(path, str(path)) for path in interpreter.files() if job.image is None]
             (place / "bin").mkdir(mode=0o755)
         else:
             mounts.append(Mount(place / "guard", GUARD))
@@ -160,14 +174,16 @@ class _Grading:
             mounts.append(Mount(job.root, ROOT))
         own = job.toml.verifier.environment
         limits = limits_of(job.toml if own is None else job.toml.model_copy(update={"environment": own}))
-        writable = (WORKSPACE, HOME, "/tmp", LOGS)  # noqa: S108 - a path inside
-        return SandboxSpec(Folder(place), tuple(mounts), writable, env={}, limits=limits)
+        writable = (*job.graded, HOME, "/tmp", LOGS)  # noqa: S108 - a path inside
+        as_root = job.toml.verifier.as_root
+        return SandboxSpec(Folder(place), tuple(mounts), writable, limits=limits, root=job.image, as_root=as_root)
 
     def _equip(self, sandbox: Sandbox) -> None:
         """Put the tools in their place, and where paths are not what they say, say so in the tests."""
         if self._candidate is not None:
-            python = [str(interpreter.executable()), "-I", "-S", "-E"]
-            words = [*python, sandbox.locate(PROGRAM), f"{sandbox.locate(RUN)}/{SOCKET}"]
+            image = self._job.image
+            python = str(interpreter.executable()) if image is None else program_of(image, "python3") or "python3"
+            words = [python, "-I", "-S", "-E", sandbox.locate(PROGRAM), f"{sandbox.locate(RUN)}/{SOCKET}"]
             file = self._job.folder.path / "bin/candidate"
             file.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
             file.chmod(0o755)
@@ -176,8 +192,9 @@ class _Grading:
 
     async def _execute(self, sandbox: Sandbox) -> ExecResult:
         toml, locate = self._job.toml, sandbox.locate
-        shell = "bash" if shutil.which("bash") else "sh"
-        argv = [shell, locate(f"{TESTS}/test.sh")]
+        image = self._job.image
+        bash = shutil.which("bash") if image is None else program_of(image, "bash")
+        argv = ["bash" if bash else "sh", locate(f"{TESTS}/test.sh")]
         if toml.verify is not None:
             verify = toml.verify.encode()
             argv = ["sh", "-c", (relocate.text(verify, locate) if sandbox.kind == "process" else verify).decode()]
@@ -227,9 +244,12 @@ class _Grading:
         assert self._sandbox is not None
         folder = self._job.folder
         own = Folder.make(folder.path.parent, f"{folder.path.name}-candidate", ttl_s=TTL_S)
-        sandbox = await create(self._job.kind, SandboxSpec(own, limits=limits_of(self._job.toml)))
+        graded = self._job.graded
+        writable = (*graded, HOME, "/tmp")  # noqa: S108 - a path inside
+        sandbox = await create(self._job.kind, SandboxSpec(own, writable=writable, limits=limits_of(self._job.toml)))
         try:
-            await sandbox.upload(self._job.workspace, WORKSPACE)
+            for path, tar in graded.items():
+                await sandbox.upload(tar, path)
         except BaseException:
             await sandbox.destroy()
             raise

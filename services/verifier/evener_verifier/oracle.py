@@ -21,7 +21,7 @@ from evener.ids import new_id, parse_session_id, session_id
 from evener.messages import RolloutScored
 from evener.removal import remove
 from evener.sandbox import WORKSPACE, ExecResult, Folder, Mount, Sandbox, SandboxSpec, choose, create
-from evener.sandbox.initial import added_by, lay_out, limits_of
+from evener.sandbox.initial import Added, added_by, lay_out, limits_of, writable_of
 from evener.sandbox.threads import in_thread
 from evener.settings import SandboxKind
 from evener.snapshots import Workspaces
@@ -45,6 +45,7 @@ class _Bench:
     sandboxes: Path
     host: SandboxKind
     root: Path | None
+    images: Path | None
 
 
 class Checked(NamedTuple):
@@ -57,13 +58,21 @@ class Checked(NamedTuple):
     solved: ExecResult | None
 
 
-async def check(task: Task, blobs: Blobs, sandboxes: Path, *, host: SandboxKind = "auto", root: Path | None = None) -> Checked:
+async def check(
+    task: Task,
+    blobs: Blobs,
+    sandboxes: Path,
+    *,
+    host: SandboxKind = "auto",
+    root: Path | None = None,
+    images: Path | None = None,
+) -> Checked:
     """Score the workspace that the solution leaves, and the untouched one. The task counts as the user's own.
 
-    ``host``, ``root``: see `verifier.score`. Faults of the task and of ours are causes in the reports. Raises InputError where
-    one of its files cannot be bundled, or where the sandbox that ``host`` names does not work here.
+    ``host``, ``root``, ``images``: see `verifier.score`. Faults of the task and of ours are causes in the reports. Raises
+    InputError where one of its files cannot be bundled, or where the sandbox that ``host`` names does not work here.
     """
-    bench = _Bench(blobs, sandboxes, host, root)
+    bench = _Bench(blobs, sandboxes, host, root, images)
     order = await asyncio.to_thread(_order, task, bench.blobs)
     solution, solved = await _score(task, bench, order, solve=True)
     untouched, _ = await _score(task, bench, order, solve=False)
@@ -91,7 +100,8 @@ async def _score(task: Task, bench: _Bench, order: ScoreOrder, *, solve: bool) -
         rollout_id, attempt = parse_session_id(session)
         return RolloutScored(rollout_id=rollout_id, attempt=attempt, cause=error.cause, detail=error.detail), None
     order = replace(order, session_id=session, snapshot=snapshot)
-    return await score(order, bench.blobs, bench.sandboxes, host=bench.host, root=bench.root), solved
+    scored = await score(order, bench.blobs, bench.sandboxes, host=bench.host, root=bench.root, images=bench.images)
+    return scored, solved
 
 
 async def _leave(task: Task, bench: _Bench, order: ScoreOrder, session: str, *, solve: bool) -> tuple[str, ExecResult | None]:
@@ -103,7 +113,8 @@ async def _leave(task: Task, bench: _Bench, order: ScoreOrder, session: str, *, 
         solutions = await in_thread(_solutions, task.toml, bench.blobs, order, folder.path) if solve else []
         place = folder.path / "solution"
         mounts = (Mount(place, SOLUTION),) if solve else ()
-        sandbox = await create(kind, SandboxSpec(folder, mounts=mounts, limits=limits_of(task.toml)))
+        spec = SandboxSpec(folder, mounts=mounts, writable=writable_of(task.toml, kind), limits=limits_of(task.toml))
+        sandbox = await create(kind, spec)
         try:
             await sandbox.upload(workspace, WORKSPACE)
             workspaces = Workspaces(sandbox, task.toml, additions)
@@ -114,6 +125,8 @@ async def _leave(task: Task, bench: _Bench, order: ScoreOrder, session: str, *, 
                 solved.append(await _solve(sandbox, place, step.toml.agent.timeout_sec or SOLVE_S))
                 await workspaces.end()
             taken = await workspaces.finish()
+            if workspaces.failures:
+                raise TaskError("task_setup", workspaces.failures[0])
         finally:
             await sandbox.destroy()
     finally:
@@ -122,7 +135,7 @@ async def _leave(task: Task, bench: _Bench, order: ScoreOrder, session: str, *, 
     return await asyncio.to_thread(bench.blobs.put, "snapshots", taken.tar), next(failed, solved[-1] if solved else None)
 
 
-def _agent_side(toml: TaskToml, blobs: Blobs, order: ScoreOrder, folder: Path) -> tuple[bytes, list[bytes | None]]:
+def _agent_side(toml: TaskToml, blobs: Blobs, order: ScoreOrder, folder: Path) -> tuple[bytes, list[Added | None]]:
     """The workspace that an agent finds, and what each step adds, as tar files. Blocks. Raises TaskError ``task_setup``."""
     unpack(blobs.get("agent", order.agent_bundle), folder / "task")
     lay_out(folder / "task" / "environment", folder / "initial")

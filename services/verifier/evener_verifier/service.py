@@ -22,7 +22,7 @@ from evener.ids import session_id
 from evener.messages import WORKSPACES, RolloutScored, ScoreWorkspace
 from evener.sandbox import cgroups
 from evener.sandbox.folders import reap
-from evener.settings import SandboxKind, Settings
+from evener.settings import Settings
 from evener_verifier.heart import Hearts
 from evener_verifier.verifier import score
 
@@ -45,10 +45,11 @@ async def serve(
     """Score workspaces until ``stop`` is set; ``name`` appears in the log.
 
     What is in hand then may be finished for ``drain_s`` seconds; the rest is handed back. Raises InputError where there is no
-    folder for graders that the settings name: each scoring would fail.
+    folder of graders that the settings name: each scoring would fail.
     """
-    if settings.grader_root is not None and not settings.grader_root.is_dir():
-        raise InputError("settings_invalid", f"EVENER_GRADER_ROOT: {settings.grader_root} is no folder")
+    for name, place in (("EVENER_GRADER_ROOT", settings.grader_root), ("EVENER_GRADER_IMAGES", settings.grader_images)):
+        if place is not None and not place.is_dir():
+            raise InputError("settings_invalid", f"{name}: {place} is no folder")
     await asyncio.to_thread(reap, settings.data / "sandboxes", remove_cgroup=cgroups.remove)
     _log.info("verifier started", name=name, slots=settings.verifier_slots)
     counts = counts or Counts()
@@ -105,8 +106,7 @@ class _Slot:
         in_hand: set[str],
     ) -> None:
         self._sandboxes = settings.data / "sandboxes"
-        self._host: SandboxKind = settings.sandbox
-        self._root = settings.grader_root
+        self._settings = settings
         self._api = api
         self._hearts = hearts
         self._bus = bus
@@ -175,7 +175,10 @@ class _Slot:
     async def _scored(self, order: ScoreOrder, message: ScoreWorkspace) -> RolloutScored:
         """The report; a fault that nobody foresaw is reported as ours, and tried again."""
         try:
-            return await score(order, self._blobs, self._sandboxes, host=self._host, root=self._root)
+            own = self._settings
+            return await score(
+                order, self._blobs, self._sandboxes, host=own.sandbox, root=own.grader_root, images=own.grader_images
+            )
         except Exception as error:  # noqa: BLE001 - the supervisor of scorings
             _log.error("scoring failed", session=order.session_id, exc_info=error)
             fault = f"{type(error).__name__}: {error}"[:500]

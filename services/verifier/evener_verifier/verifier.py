@@ -9,7 +9,7 @@ import secrets
 import shutil
 import tarfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +18,16 @@ from evener.blobs import Blobs
 from evener.errors import EvenerError, InfraError, InputError, TaskError
 from evener.ids import parse_session_id
 from evener.messages import RolloutScored
-from evener.sandbox import Folder, Kind, choose
+from evener.sandbox import WORKSPACE, Folder, Kind, choose
 from evener.sandbox.initial import untouched
 from evener.sandbox.threads import in_thread
 from evener.settings import SandboxKind
 from evener.snapshots import split
 from evener.tasks import Step, Tier, read_toml, unpack
-from evener_verifier import evidence, findings, steps, verdict, workspace
+from evener_verifier import evidence, findings, pristine, steps, verdict, workspace
 from evener_verifier.contents import Contents
 from evener_verifier.grader import TTL_S, Job, Ran, grade
+from evener_verifier.images import image_of
 
 _sound: set[tuple[str, str]] = set()
 """Bundles of tasks whose untouched workspace was found not to pass."""
@@ -34,20 +35,31 @@ _sound: set[tuple[str, str]] = set()
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One step, what is scored of it and by what: ``tests`` lie in the scoring's folder on the host."""
+    """One step, what is scored of it and by what: ``tests`` lie in the scoring's folder on the host.
+
+    ``outside``: tar files of the folders outside of the workspace that hold artifacts, by their paths.
+    """
 
     step: Step
     tests: Path
     pristine: Contents
     snapshot: Contents
+    outside: dict[str, bytes]
 
 
 async def score(
-    order: ScoreOrder, blobs: Blobs, sandboxes: Path, *, host: SandboxKind = "auto", root: Path | None = None
+    order: ScoreOrder,
+    blobs: Blobs,
+    sandboxes: Path,
+    *,
+    host: SandboxKind = "auto",
+    root: Path | None = None,
+    images: Path | None = None,
 ) -> RolloutScored:
     """Score what one attempt left. Never raises an EvenerError: the fault is the report's cause.
 
-    ``host``: see `choose`. ``root``: what graders find at ``/opt/grader`` beside the system.
+    ``host``: see `choose`. ``root``: what graders find at ``/opt/grader`` beside the system. ``images``: where the images of
+    graders lie, see `image_of`.
     """
     session = parse_session_id(order.session_id)
     started = time.monotonic()
@@ -58,9 +70,9 @@ async def score(
     folder = Folder.make(sandboxes, f"score-{order.session_id}-{secrets.token_hex(3)}", ttl_s=TTL_S)
     try:
         kind = await choose(order.sandbox, trusted=order.trusted, host=host)
-        cases = await in_thread(fetch, order, blobs, folder)
+        cases = await _set_up(await in_thread(fetch, order, blobs, folder), kind, folder)
         seen |= {"tier": _tier(cases), "sandbox": kind, "isolated": kind != "process"}
-        scoring = _Scoring(cases, kind, folder, root)
+        scoring = _Scoring(cases, kind, folder, root, images)
         if any(case.step.toml.verifier.baseline for case in cases):
             await scoring.check_baseline(order)
         scores = await scoring.run(seen)
@@ -87,15 +99,24 @@ def fetch(order: ScoreOrder, blobs: Blobs, folder: Folder) -> list[Case]:
         unpack(blobs.get("grader", order.grader_bundle), grader)
         unpack(blobs.get("agent", order.agent_bundle), agent)
         toml = read_toml(grader / "task.toml")
-        pristine = [Contents(tar) for tar in untouched(agent, toml, folder.path / "pristine")]
+        bare = [Contents(tar) for tar in untouched(agent, toml, folder.path / "pristine")]
         tests = [_tests(step, grader, folder.path / "tests-of" / step.name) for step in toml.each_step()]
     except (OSError, tarfile.TarError, InputError) as error:
         raise TaskError("task_setup", f"{order.task_id}: {error}") from error
     try:
-        snapshots = [Contents(tar) for tar in split(toml, blob)]
+        left = split(toml, blob)
+        snapshots = [Contents(each.workspace) for each in left]
     except tarfile.TarError as error:
         raise InfraError("sandbox_failed", f"the snapshot cannot be read: {error}") from error
-    return [Case(*each) for each in zip(toml.each_step(), tests, pristine, snapshots, strict=True)]
+    outside = [each.outside for each in left]
+    return [Case(*each) for each in zip(toml.each_step(), tests, bare, snapshots, outside, strict=True)]
+
+
+async def _set_up(cases: list[Case], kind: Kind, folder: Folder) -> list[Case]:
+    """The same, where steps have set-up scripts with what these make. Raises InfraError, TaskError."""
+    place = folder.path.with_name(f"{folder.path.name}-pristine")
+    made = await pristine.set_up(folder.path / "agent", place, kind)
+    return cases if made is None else [replace(case, pristine=Contents(tar)) for case, tar in zip(cases, made, strict=True)]
 
 
 def _tests(step: Step, grader: Path, merged: Path) -> Path:
@@ -118,11 +139,12 @@ def _tier(cases: list[Case]) -> Tier:
 class _Scoring:
     """The gradings of one scoring: step by step, until one falls short of its ``min_reward``."""
 
-    def __init__(self, cases: list[Case], kind: Kind, folder: Folder, root: Path | None) -> None:
+    def __init__(self, cases: list[Case], kind: Kind, folder: Folder, root: Path | None, images: Path | None) -> None:
         self._cases = cases
         self._kind: Kind = kind
         self._folder = folder
         self._root = root
+        self._images = images
 
     async def run(self, seen: dict[str, Any]) -> steps.Scores:
         """The scores; what was seen goes into ``seen``, in a part for each of several steps. Raises InfraError, TaskError."""
@@ -149,7 +171,8 @@ class _Scoring:
             return
         scores: list[steps.Scores] = []
         for case in self._cases:
-            ran = await self._grade(case, case.pristine.tar)
+            graded = await in_thread(workspace.prepare, case.pristine, case.pristine, case.step.toml)
+            ran = await self._grade(case, graded.tar, dict.fromkeys(case.outside, workspace.NOTHING))
             scores.append(_scores(ran, case.step))
             if not steps.suffices(case.step, scores[-1]):
                 break
@@ -163,24 +186,33 @@ class _Scoring:
     async def _judge(self, case: Case, seen: dict[str, Any]) -> steps.Scores:
         """Grade one snapshot, and note in ``seen`` what there was to see."""
         graded = await in_thread(workspace.prepare, case.pristine, case.snapshot, case.step.toml)
-        ran = await self._grade(case, graded.tar)
-        found = [*graded.findings, *verdict.findings(ran, case.step.toml)]
+        outside = {
+            place: await in_thread(workspace.prepare_outside, place, tar, case.step.toml) for place, tar in case.outside.items()
+        }
+        ran = await self._grade(case, graded.tar, {place: each.tar for place, each in outside.items()})
+        found = [finding for each in (graded, *outside.values()) for finding in each.findings]
+        found += verdict.findings(ran, case.step.toml)
         judged = verdict.judged(found)
         seen |= evidence.of_run(ran.result) | _details(ran)
         seen["findings"] = [each.as_json() for each in found[: findings.LIMIT]]
         seen["tampered"] = judged is not None
         seen["changes"] = evidence.changes(case.pristine, case.snapshot)
         seen["diff"] = await in_thread(evidence.diff, case.pristine, case.snapshot)
+        if outside:
+            seen["artifacts"] = {place: evidence.names(each.tar) for place, each in outside.items()}
         if judged is None:
             return _scores(ran, case.step)
         seen["claimed"] = {name: evidence.end(text) for name, text in {"json": ran.json, "text": ran.text}.items() if text}
         return judged
 
-    async def _grade(self, case: Case, tar: bytes) -> Ran:
+    async def _grade(self, case: Case, tar: bytes, outside: dict[str, bytes]) -> Ran:
         """Run a step's tests over a workspace, in a folder that goes with their sandbox: ours holds what the next needs."""
+        toml = case.step.toml
         own = Folder.make(self._folder.path.parent, f"{self._folder.path.name}-tests", ttl_s=TTL_S)
         try:
-            return await grade(Job(case.step.toml, case.tests, tar, self._kind, own, self._root))
+            image = await in_thread(image_of, toml, self._images, self._kind)
+            tests, root = (case.tests, self._root) if image is None else (image / "tests", None)
+            return await grade(Job(toml, tests, {WORKSPACE: tar, **outside}, self._kind, own, root, image))
         finally:
             await asyncio.to_thread(own.remove)
 

@@ -102,7 +102,8 @@ def test_a_task_of_several_steps(tmp_path: Path) -> None:
         for step, wanted, added, workdir in (("one", "1", "given", "sum"), ("two", "3", second, "more")):
             solve = f"echo $(($(cat sum) + $(cat {added}))) > sum\n"
             files = {"instruction.md": "Add.", "tests/wanted": wanted, "solution/solve.sh": solve}
-            for path, content in {**files, f"workdir/{workdir}": "0" if workdir == "sum" else "2"}.items():
+            files |= {"workdir/setup.sh": "echo 0 > sum\n"} if workdir == "sum" else {"workdir/more": "2"}
+            for path, content in files.items():
                 (folder / "steps" / step / path).parent.mkdir(parents=True, exist_ok=True)
                 (folder / "steps" / step / path).write_text(content)
     done = check(tmp_path)

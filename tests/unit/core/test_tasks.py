@@ -136,8 +136,8 @@ def test_what_a_step_says_goes_before_what_the_task_says(tmp_path):
     assert (one.min_reward, two.min_reward) == ({"reward": 0.5}, {"style": 1})
     assert (one.toml.agent.timeout_sec, two.toml.agent.timeout_sec) == (60, 30)
     assert (one.toml.verifier.tier, two.toml.verifier.tier) == ("in_process", "out_of_process")
-    assert (two.toml.verifier.timeout_sec, two.toml.verifier.env) == (5, {"B": "2"})
-    assert (one.toml.artifact_paths, two.toml.artifact_paths) == (["out"], ["out", "more"])
+    assert (two.toml.verifier.timeout_sec, two.toml.verifier.env) == (5, {"A": "1", "B": "2"})
+    assert [[each.source for each in step.toml.artifacts] for step in (one, two)] == [["out"], ["out", "more"]]
     assert read_instructions(task.folder, task.toml) == ["one/instruction.md", "two/instruction.md"]
     assert task.instruction == "one/instruction.md\n\ntwo/instruction.md\n"
 
@@ -160,12 +160,7 @@ def test_held_out_of_several_steps_too(tmp_path):
         ("tests/test.sh", STEPS, "steps/one/tests/test.sh: is missing"),
         (None, STEPS.replace('"two"', '"one"'), "two have one name"),
         (None, STEPS.replace('"two"', '"../two"'), "steps.1.name: "),
-        (None, STEPS.replace("min_reward = 0.5", "verifier.user = 'root'"), "steps.0.verifier.user: "),
-        (
-            None,
-            STEPS.replace("timeout_sec = 5", "environment_mode = 'shared'").replace("tier", "environment = {}, tier"),
-            "two: v",
-        ),
+        (None, STEPS.replace("min_reward = 0.5", "verifier.user = 'postgres'"), "steps.0.verifier.user: "),
         (None, 'multi_step_reward_strategy = "best"\n' + STEPS, "multi_step_reward_strategy: "),
     ],
 )
@@ -178,17 +173,41 @@ def test_errors_name_the_step(tmp_path, gone, toml, says):
     assert says in str(caught.value)
 
 
-def test_an_image_for_the_grader_is_refused(tmp_path):
+def test_an_image_that_nobody_built_is_refused(tmp_path):
     folder = make(tmp_path / "one")
     (folder / "tests/Dockerfile").write_text("FROM debian\nRUN apt-get install jq\n")
     read_task(folder)  # as in Harbor it means nothing where the grader shares the agent's environment
     (folder / "task.toml").write_text("verifier.environment_mode = 'separate'")
-    with pytest.raises(InputError, match="tests/Dockerfile: there is no docker sandbox"):
+    with pytest.raises(InputError, match="tests/Dockerfile: no image is built when a grader is needed"):
+        read_task(folder)
+    (folder / "task.toml").write_text("verifier.environment.docker_image = 'example.org/judge:1@sha256:ab'")
+    (folder / "tests/test.sh").unlink()  # the image has it
+    assert read_task(folder).toml.verifier.image == "example.org/judge:1@sha256:ab"
+
+
+@pytest.mark.parametrize("image", ["", "/etc", "../up", "a/../b", "a//b", "a/.", ":a"])
+def test_the_name_of_an_image_leads_nowhere_else(tmp_path, image):
+    folder = make(tmp_path / "one")
+    (folder / "task.toml").write_text(f"verifier.environment.docker_image = '{image}'")
+    with pytest.raises(InputError, match=r"task.toml: verifier\.environment\.docker_image: "):
         read_task(folder)
 
 
-def test_a_set_up_script_is_refused(tmp_path):
-    folder = make_steps(tmp_path / "one")
-    (folder / "steps/two/workdir/setup.sh").write_text("true")
-    with pytest.raises(InputError, match=r"steps/two/workdir/setup\.sh: set-up scripts are not run"):
-        read_task(folder)
+@pytest.mark.parametrize(
+    ("usual", "own", "separate", "image"),
+    [
+        ("{}", "{}", False, None),
+        ("{environment = {docker_image = 'a'}}", "{}", True, "a"),
+        ("{environment = {docker_image = 'a'}}", "{environment = {cpus = 1}}", True, "a"),
+        ("{environment = {docker_image = 'a'}}", "{environment = {docker_image = 'b'}}", True, "b"),
+        ("{environment = {docker_image = 'a'}}", "{environment_mode = 'shared'}", False, None),
+        ("{environment_mode = 'shared'}", "{environment = {docker_image = 'b'}}", True, "b"),
+        ("{environment_mode = 'separate'}", "{environment_mode = 'shared'}", False, None),
+        ("{environment_mode = 'separate'}", "{}", True, None),
+    ],
+)
+def test_where_a_steps_grader_runs(tmp_path, usual, own, separate, image):
+    """As in Harbor: the step's mode, else that its environment implies, else the task's; an image is inherited."""
+    toml = f"verifier = {usual}\n[[steps]]\nname = 'one'\n[[steps]]\nname = 'two'\nverifier = {own}\n"
+    step = read_task(make_steps(tmp_path / "one", toml)).toml.each_step()[1]
+    assert (step.toml.verifier.separate, step.toml.verifier.image) == (separate, image)

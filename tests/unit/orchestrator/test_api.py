@@ -105,6 +105,7 @@ async def test_a_rollout_can_be_looked_at(world, http):
     suffix = rollout["rollout_id"][-9:]
     shown = await world.api.get(f"/v1/rollouts/{suffix}")
     assert shown["scores"][0]["scores"] == {"reward": shown["score"]}
+    assert shown["scores"][0]["evidence"] == {"tier": "in_process", "tampered": False}
     trace = await world.api.get(f"/v1/rollouts/{suffix}/trace")
     (call,) = trace["calls"]
     assert call["tokens"] == {

@@ -6,7 +6,7 @@ from evener.api import ScoreOrder
 from evener.blobs import Blobs
 from evener.ids import new_id, session_id
 from evener.sandbox.probe import bubblewrap_missing
-from evener.snapshots import join
+from evener.snapshots import Left, join
 from evener.tasks import TaskToml
 from evener_verifier import steps, verifier
 from tests.unit.verifier.orders import tar
@@ -40,15 +40,15 @@ async def score(tmp_path):
         pytest.skip(f"bubblewrap does not work here: {missing}")
     blobs = Blobs(tmp_path / "blobs")
 
-    async def run(said, *workspaces, tests=None):
+    async def run(said, *workspaces, tests=None, added=None):
         agent = {f"steps/{name}/instruction.md": b"Do it." for name in ("one", "two", "three")}
-        agent |= {"environment/workspace/given": b"1", "steps/two/workdir/added": b"2"}
+        agent |= {"environment/workspace/given": b"1", "steps/two/workdir/added": b"2", **(added or {})}
         files = {"tests/test.sh": COMMON, "tests/more.sh": b"true\n", **(tests or {})}
         table = TaskToml.model_validate({"steps": [{"name": name} for name in ("one", "two", "three")]})
         order = ScoreOrder(
             session_id=session_id(new_id(), 1),
             task_id="t",
-            snapshot=blobs.put("snapshots", join(table, [tar(files) for files in workspaces])),
+            snapshot=blobs.put("snapshots", join(table, [Left(tar(files)) for files in workspaces])),
             agent_bundle=blobs.put("agent", tar({"task.toml": said, **agent})),
             grader_bundle=blobs.put("grader", tar({"task.toml": said, **files})),
             trusted=True,
@@ -94,6 +94,24 @@ async def test_faults_name_the_step(score):
     scored = await score(toml(), {"score": b"1"}, {"score": b"no number"}, {"score": b"1"})
     assert (scored.cause, scored.detail) == ("reward_invalid", "step two: reward.txt: 'no number' is not a number")
     assert scored.evidence["steps"][0]["scores"] == {"reward": 1.0}
+
+
+async def test_what_set_up_scripts_make_is_none_of_the_agents_changes(score):
+    left = {"score": b"1", "given": b"1"}
+    after = {**left, "added": b"2", "made": b"12", "setup.sh": b"cat given added > made"}
+    scripts = {"steps/two/workdir/setup.sh": after["setup.sh"]}
+    scored = await score(toml(), left, after, after | {"mine": b""}, added=scripts)
+    assert (scored.scores, scored.cause) == ({"reward": 1.0}, None)
+    changes = [{kind: names["names"] for kind, names in part["changes"].items()} for part in scored.evidence["steps"]]
+    assert [change["added"] for change in changes] == [["score"], ["score"], ["mine", "score"]]
+    assert not any(change["changed"] + change["removed"] for change in changes)
+
+
+async def test_a_set_up_script_that_fails_in_what_nobody_touched_is_the_authors_fault(score):
+    scripts = {"steps/two/workdir/setup.sh": b"cat nowhere"}
+    scored = await score(toml(), {"score": b"1"}, {"score": b"1"}, {"score": b"1"}, added=scripts)
+    assert (scored.scores, scored.cause) == ({}, "task_setup")
+    assert scored.detail.startswith("steps/two/workdir/setup.sh ended with 1: cat: nowhere: ")
 
 
 @pytest.mark.parametrize(

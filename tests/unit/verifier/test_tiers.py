@@ -1,4 +1,5 @@
 import asyncio
+import os
 import time
 
 import pytest
@@ -113,11 +114,11 @@ async def test_a_fault_of_the_second_sandbox_is_ours(blobs, kind, tmp_path, monk
     sandbox = BubblewrapSandbox if kind == "bubblewrap" else ProcessSandbox
     upload, uploads = sandbox.upload, []
 
-    async def fails(self, tar, path):
+    async def fails(self, tar, path, *, over=False):
         uploads.append(path)
         if len(uploads) > 1:
             raise InfraError("sandbox_failed", "no room")
-        await upload(self, tar, path)
+        await upload(self, tar, path, over=over)
 
     monkeypatch.setattr(sandbox, "upload", fails)
     wanted = order(blobs, kind, b"candidate true; " + PASSES + b"; sleep 60", {}, toml=OUT)
@@ -163,11 +164,13 @@ async def test_ranges_and_named_scores(score):
 @pytest.mark.parametrize(
     "table",
     [
-        b'[verifier]\nuser = "root"\n',
+        b'[verifier]\nuser = "postgres"\n',
         b'[verifier]\ntier = "elsewhere"\n',
         b"[verifier]\nranges = {reward = [1, 0]}\n",
         b"[verifier]\ntimeout_reward = 2\n",
-        b'[verifier.environment]\ndocker_image = "x"\n',
+        b'[verifier.environment]\ndocker_image = "../x"\n',
+        b"artifacts = ['/etc/x']\n",
+        b"[[verifier.collect]]\ncommand = 'true'\n",
         b'[verifier]\nenvironment_mode = "shared"\n[verifier.environment]\ncpus = 1\n',
         b'verify = ""\n',
     ],
@@ -193,6 +196,46 @@ async def test_a_separate_grader_finds_only_artifacts(score):
     toml = b"artifacts = ['/workspace/out']\n[verifier]\nenvironment_mode = 'separate'\n"
     scored = await score(b"cat /workspace/* /workspace/out/*; " + PASSES, {"given": b"2", "out/a": b"mine"}, toml=toml)
     assert scored.evidence["stdout"] == "1mine"
+
+
+@pytest.mark.parametrize("kind", ["bubblewrap"], indirect=True)  # a plain process has no such places
+async def test_artifacts_outside_of_the_workspace_are_where_the_agent_left_them(score):
+    toml = b"artifacts = ['/data/out', {source = '/logs/artifacts', exclude = ['*.tmp']}]\n"
+    outside = {"/data": {"out/a": b"mine ", "b": b"other "}, "/logs/artifacts": {"log": b"said ", "x.tmp": b"t "}}
+    script = b"cat /data/out/a /data/b /logs/artifacts/*; " + PASSES
+    shared = await score(script, {}, toml=toml, outside=outside)
+    assert shared.evidence["stdout"] == "mine other said t "
+    assert shared.evidence["artifacts"]["/data"] == {"count": 2, "names": ["out/a", "b"]}
+    separate = await score(script, {}, toml=toml + b"[verifier]\nenvironment_mode = 'separate'\n", outside=outside)
+    assert separate.evidence["stdout"] == "mine said "
+    ran = await score(b"candidate cat /data/out/a; " + PASSES, {}, toml=toml + OUT, outside=outside)
+    assert ran.evidence["stdout"] == "mine "
+    baseline = await score(b"[ -f /data/b ]" + REWARD, {}, toml=toml + b"[verifier]\nbaseline = true\n", outside=outside)
+    assert baseline.scores == {"reward": 1.0}
+
+
+@pytest.mark.parametrize("kind", ["bubblewrap"], indirect=True)
+async def test_what_harbor_collects_unasked_is_there_with_a_separate_environment(score):
+    toml = b"[verifier]\nenvironment_mode = 'separate'\n"
+    scored = await score(b"cat /logs/artifacts/log; " + PASSES, {}, toml=toml, outside={"/logs/artifacts": {"log": b"said"}})
+    assert (scored.evidence["stdout"], scored.evidence["findings"]) == ("said", [])
+
+
+@pytest.mark.parametrize("kind", ["process"], indirect=True)
+async def test_artifacts_outside_of_the_workspace_need_bubblewrap(score):
+    scored = await score(PASSES, {}, toml=b"artifacts = ['/data/out']\n")
+    assert (scored.scores, scored.cause) == ({}, "task_setup")
+
+
+@pytest.mark.parametrize("kind", ["bubblewrap"], indirect=True)
+async def test_a_grader_is_root_where_its_verifier_is_not(score):
+    scored = await score(b"id -u; touch /etc/x; " + PASSES, toml=b"[verifier]\nuser = 'root'\n")
+    if os.geteuid() == 0:
+        assert (scored.scores, scored.cause) == ({}, "task_setup")
+        assert "give it a user of its own" in scored.detail
+    else:
+        assert (scored.evidence["stdout"], scored.scores) == ("0\n", {"reward": 1.0})
+        assert "Read-only file system" in scored.evidence["stderr"]
 
 
 async def test_where_nothing_isolates_a_score_says_so(score, kind):

@@ -66,6 +66,27 @@ async def test_environment_of_the_task(score):
     assert (await score(b"echo $LEVEL > /logs/verifier/reward.txt", toml=toml)).scores == {"reward": 0.75}
 
 
+def timeless(seen):
+    """All but the measured times."""
+    if isinstance(seen, dict):
+        return {name: timeless(value) for name, value in seen.items() if name != "seconds"}
+    return [timeless(each) for each in seen] if isinstance(seen, list) else seen
+
+
+@pytest.mark.parametrize("kind", ["bubblewrap"], indirect=True)  # a plain process has the host's /tmp
+@pytest.mark.parametrize("toml", [b"", b'[verifier]\ntier = "out_of_process"\nbaseline = true\n'])
+async def test_replicas_are_pure(blobs, kind, tmp_path, toml):
+    """Whatever another verifier scored before, and whatever is scored beside it, a snapshot has the same score and evidence."""
+    test = b"ls /workspace /tmp $HOME; touch /tmp/x $HOME/x /workspace/x; candidate cat done < /dev/null; " + PASS_IF_DONE
+    wanted = [order(blobs, kind, test, {"done": b"1", "given": b"2"}, toml=toml), order(blobs, kind, test, {}, toml=toml)]
+    seen = []
+    for replica in ("one", "two", "one"):
+        mine, other = await asyncio.gather(*(verifier.score(each, blobs, tmp_path / replica) for each in wanted))
+        assert (mine.scores, other.scores) == ({"reward": 1.0}, {"reward": 0.0})
+        seen.append(timeless(mine.evidence))
+    assert seen[0] == seen[1] == seen[2]
+
+
 async def test_infra_is_not_a_grade(blobs, kind, tmp_path):
     wanted = order(blobs, kind, PASS_IF_DONE)
     lost = msgspec.structs.replace(wanted, snapshot="sha256:" + "0" * 64)
@@ -244,7 +265,8 @@ async def test_a_workspace_is_known_to_be_scored_until_the_ledger_has_the_score(
     await asyncio.wait_for(serving, 5)
 
 
-async def test_a_missing_folder_of_graders_is_told_at_once(blobs, tmp_path):
-    settings = Settings(data=tmp_path / "data", grader_root=tmp_path / "nowhere")
-    with pytest.raises(InputError, match="EVENER_GRADER_ROOT"):
+@pytest.mark.parametrize("name", ["grader_root", "grader_images"])
+async def test_a_missing_folder_of_graders_is_told_at_once(blobs, tmp_path, name):
+    settings = Settings(data=tmp_path / "data", **{name: tmp_path / "nowhere"})
+    with pytest.raises(InputError, match=f"EVENER_{name.upper()}"):
         await service.serve(settings, MemoryBus(), blobs, stop=asyncio.Event(), name="verifier-1")

@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evener.errors import TaskError
 from evener.tasks import TaskToml
 from evener_verifier import hooks, workspace
 from evener_verifier.contents import Contents
@@ -89,9 +88,39 @@ def test_a_separate_grader_finds_the_artifacts_only():
     made = {"given": "2", "extra": "x", "out/new": "new"}
     toml = {"verifier": {"environment_mode": "separate"}, "artifacts": ["/workspace/out", {"source": "missing"}]}
     assert prepared(pristine, made, **toml) == ({"given": "1", "out/new": "new"}, ["artifact_missing"])
-    for outside in ("/logs/artifacts", "../x"):
-        with pytest.raises(TaskError, match="below /workspace"):
-            prepared(pristine, made, verifier={"environment_mode": "separate"}, artifacts=[outside])
+    toml["artifacts"] = [{"source": ".", "exclude": ["old", "n*w"]}]
+    assert prepared(pristine, {**made, "out/old": "new", "a/news/b": "2"}, **toml)[0] == pristine | {
+        "given": "2",
+        "extra": "x",
+        "a/news/b": "2",
+    }
+
+
+def test_what_of_a_folder_outside_is_kept():
+    def kept(**toml):
+        tar = contents({"out/a": "1", "out/conftest.py": "c", "b": "2"}).tar
+        graded = workspace.prepare_outside("/data", tar, TaskToml.model_validate({"artifacts": ["/data/out"], **toml}))
+        return sorted(name for name, _ in Contents(graded.tar).files()), [each.kind for each in graded.findings]
+
+    assert kept(verifier={"tier": "out_of_process"}) == (["b", "out/a", "out/conftest.py"], [])
+    assert kept() == (["b", "out/a"], ["hook_kept_away"])
+    assert kept(verifier={"environment_mode": "separate"}) == (["out/a"], ["hook_kept_away"])
+    missing = {"artifacts": ["/data/none", "/elsewhere/x"], "verifier": {"environment_mode": "separate"}}
+    assert kept(**missing) == ([], ["hook_kept_away", "artifact_missing"])
+
+
+def test_in_an_image_all_but_the_artifacts_is_the_images(tmp_path):
+    """As in Harbor: nothing of the task's environment is there, and an artifact takes the place of what the image has of it."""
+    (tmp_path / "workspace/out").mkdir(parents=True)
+    for name in ("judge.py", "out/old"):
+        (tmp_path / "workspace" / name).write_text(name)
+    toml = TaskToml.model_validate({"artifacts": ["out"], "verifier": {"environment": {"docker_image": "judge"}}})
+    pristine = contents({"given": "1", "tests/test_a.py": "1", "out/tests/test_b.py": "1"})
+    left = contents({"given": "2", "out/new": "new", "out/tests/test_b.py": "2"})
+    taken = Contents(workspace.prepare(pristine, left, toml).tar)
+    assert {name: taken.read(name) for name, _ in taken.files()} == {"out/new": b"new", "out/tests/test_b.py": b"1"}
+    assert [name for name, _ in Contents(workspace.baked(tmp_path, "/workspace", toml)).files()] == ["judge.py"]
+    assert not Contents(workspace.baked(tmp_path, "/data", toml)).entries
 
 
 def test_nothing_can_be_executed_by_name():
