@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from evener.errors import Outcome
 from evener_orchestrator import loops
 from evener_orchestrator.ledger import runs
-from evener_orchestrator.ledger.attempts import ATTEMPTS
+from evener_orchestrator.ledger.attempts import ATTEMPTS, expire
 from tests.integration.simulation import InFlight, Simulation, simulated, small_run
 
 RUN = small_run(
@@ -108,7 +108,7 @@ class Astray(RuleBasedStateMachine):
     def wait(self, seconds: float) -> None:
         """Leases lapse, commands are issued again."""
         self.simulation.clock.pass_by(seconds)
-        self.run(loops.expire_leases(self.simulation.context))
+        self.run(self.simulation.context.ledger.write(expire))
         self.run(loops.issue_again(self.simulation.context, age_s=60.0))
 
     @rule()

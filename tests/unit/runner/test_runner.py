@@ -8,6 +8,7 @@ import pytest
 from evener.api import Budget
 from evener.errors import Outcome
 from evener.messages import EVENTS, ROLLOUTS, Sealed
+from evener_runner import heart
 
 pytestmark = pytest.mark.usefixtures("runner")
 EITHER = pytest.mark.parametrize("world", ["process"], indirect=True)
@@ -195,6 +196,25 @@ async def test_a_heartbeat_that_hangs_does_not_cost_the_lease(world):
     session = await world.add("call('x'); time.sleep(4)")
     assert (await world.event()).outcome is Outcome.FINISHED
     assert world.log.count(f"heartbeat {session}") >= 3
+
+
+@EITHER
+async def test_a_ledger_that_is_away_for_longer_than_a_lease_costs_no_attempt(world):
+    """Its database restarts; who was given up meanwhile is refused when it is back."""
+    world.hangs = 99
+    session = await world.add("call('x'); time.sleep(6)")
+    assert (await world.event()).outcome is Outcome.FINISHED
+    assert world.log.count(f"heartbeat {session}") >= 5
+
+
+@EITHER
+async def test_an_attempt_that_is_unheard_for_long_is_given_up(world, monkeypatch):
+    monkeypatch.setattr(heart, "SILENCE_S", 0.1)
+    world.hangs = 99
+    session = await world.add("call('x'); time.sleep(60)")
+    await until(lambda: f"seal {session}" in world.log)
+    await until(lambda: not list((world.settings.data / "sandboxes").glob("*")))
+    assert await world.bus.depth(EVENTS) == 0
 
 
 async def test_only_free_slots_take_commands(world):
