@@ -6,9 +6,9 @@ import time
 import pytest
 
 from evener.api import Budget
-from evener.errors import Outcome
+from evener.errors import InfraError, Outcome
 from evener.messages import EVENTS, ROLLOUTS, Sealed
-from evener_runner import heart
+from evener_runner import heart, rest
 
 pytestmark = pytest.mark.usefixtures("runner")
 EITHER = pytest.mark.parametrize("world", ["process"], indirect=True)
@@ -255,6 +255,28 @@ async def test_an_engine_that_failed_is_no_grade(world):
     await world.add("call('x')")
     report = await world.event()
     assert (report.outcome, report.cause, report.snapshot) == (Outcome.INFRA_ERROR, "engine_unavailable", None)
+
+
+@EITHER
+async def test_a_host_whose_attempts_fail_takes_ever_fewer_and_goes_on(world, monkeypatch):
+    """The blob store is full: each attempt would be run for nothing, and three of them are a rollout's end."""
+    monkeypatch.setattr(rest, "FIRST_S", 0.4)
+    put = world.blobs.put
+
+    def full(area, data):
+        if area == "snapshots":
+            raise InfraError("blob_refused", "no space left on device")
+        return put(area, data)
+
+    world.blobs.put = full
+    sessions = [await world.add("call('x')") for _ in range(8)]
+    await asyncio.sleep(3)
+    claimed = sum(step.startswith("claim") for step in world.log)
+    assert 2 <= claimed < len(sessions)
+    world.blobs.put = put
+    reports = [await world.event() for _ in sessions]
+    assert {report.cause for report in reports[:2]} == {"blob_refused"}
+    assert reports[-1].outcome is Outcome.FINISHED
 
 
 @pytest.mark.parametrize("needs", [{"oldest_version": 3}, {"version": 3, "purpose": "eval"}])
