@@ -63,6 +63,7 @@ class Sessions:
         self._marks: list[Mark] = []
         self._owed: set[Release] = set()
         self.problem: str | None = None  # why the store takes nothing, since the last beat
+        self._all_told = 0.0  # when each replica has told what failed in the last outage
         self._marked = asyncio.Event()
 
     async def open(self, spec: SessionSpec) -> str:
@@ -101,7 +102,12 @@ class Sessions:
         return session
 
     async def seal(self, session_id: str) -> Sealed | None:
-        """Close a session, and abort what this replica holds of it at once."""
+        """Close a session, and abort what this replica holds of it at once.
+
+        Raises RedisError, also for a moment after an outage: another replica may still have to tell which calls failed.
+        """
+        if self.problem is not None or time.monotonic() < self._all_told:
+            raise RedisError(f"the store was away a moment ago: {self.problem or 'replicas tell what failed meanwhile'}")
         await self._flush()
         await self._release_owed(session_id)  # what an agent ended over is known before its attempt is judged
         sealed = await self.store.seal(session_id)
@@ -153,7 +159,8 @@ class Sessions:
                 ended = await self.store.beat(self.replica, lease_s=LEASE_S, sessions=set(self._flights))
                 self._cut(ended)
                 await self._release_owed()
-                self.problem = None
+                if self.problem is not None:
+                    self.problem, self._all_told = None, time.monotonic() + 2 * BEAT_S
             except RedisError as error:
                 self.problem = str(error)
                 _log.error("beat_failed", error=str(error))

@@ -7,7 +7,7 @@ from redis.exceptions import ResponseError
 
 from evener.trace.store import TraceStore
 from evener_runner.outcome import Ending, classify
-from tests.unit.proxy.stub import eventually, fails
+from tests.unit.proxy.stub import eventually, fails, running_proxy
 
 AGAIN = [{"role": "user", "content": "go on"}]
 
@@ -44,6 +44,21 @@ async def test_who_is_answered_later_is_graded(proxy, engine, refused):
     state = await proxy.admin.seal(session)
     assert (state.fault, state.in_flight) == (None, 0)
     assert classify(Ending(exit_code=0, state=state)).outcome == "finished"
+
+
+async def test_another_replica_seals_after_what_failed_in_an_outage_is_told(proxy, engine, redis):
+    async with running_proxy(engine, redis, retry_s=1.0) as other:
+        session, key = await proxy.open()
+        assert (await proxy.chat(key))[0] == 200
+
+        async def noticed() -> bool:
+            return "OOM" in (await other.admin.problem() or "")
+
+        with full("intent", "release", "beat"):
+            assert (await proxy.chat(key, AGAIN))[0] == 503
+            await eventually(noticed)
+        verdict = classify(Ending(exit_code=1, state=await other.admin.seal(session)))
+        assert (verdict.outcome, verdict.cause) == ("infra_error", "capture_unavailable")
 
 
 async def test_a_fault_whose_release_failed_is_told_all_the_same(proxy, engine):

@@ -86,6 +86,15 @@ async def test_a_failing_agent_is_the_agents_fault(world):
 
 
 @EITHER
+async def test_infra_is_not_a_grade_where_nobody_would_be_answered_when_an_agent_fails(world):
+    session = await world.add("call('x'); time.sleep(1); sys.exit(3)")
+    await until(lambda: world.calls.get(session))
+    world.down = "redis: no answer within 3 s"
+    report = await world.event()
+    assert (report.outcome, report.cause, report.snapshot) == (Outcome.INFRA_ERROR, "proxy_unavailable", None)
+
+
+@EITHER
 async def test_heartbeats_go_on_while_it_runs(world):
     await world.add("call('x'); time.sleep(4)")
     assert (await world.event()).outcome is Outcome.FINISHED
