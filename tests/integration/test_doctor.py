@@ -97,15 +97,22 @@ def test_a_queue_without_a_leader_is_named_and_made_anew(broker: Rabbit, monkeyp
     assert detail.startswith("queue workspaces.score has no leader and serves nobody")
 
     async def be_served() -> None:
-        bus = AmqpBus(broker.url)
-        async with asyncio.timeout(120), bus.consume(WORKSPACES) as consumer:
-            while True:  # publications wait for the queue as well
-                try:
-                    await bus.publish(ScoreWorkspace(run_id="r", rollout_id="o", attempt=1))
-                    break
-                except InfraError:
-                    continue
-            await (await consumer.get()).ack()
+        bus, wanted = AmqpBus(broker.url), {f"o{number}" for number in range(64)}
+
+        async def publish(rollout: str) -> None:
+            with contextlib.suppress(InfraError):  # as an outbox, which tries again
+                await bus.publish(ScoreWorkspace(run_id="r", rollout_id=rollout, attempt=1))
+                return
+            await publish(rollout)
+
+        async with asyncio.timeout(240), asyncio.TaskGroup() as outbox:
+            for rollout in wanted:
+                outbox.create_task(publish(rollout))
+            async with bus.consume(WORKSPACES) as consumer:
+                while wanted:
+                    delivery = await consumer.get()
+                    wanted.discard(getattr(delivery.message, "rollout_id", ""))
+                    await delivery.ack()
         await bus.close()
 
     asyncio.run(be_served())
