@@ -131,6 +131,12 @@ class Astray(RuleBasedStateMachine):
         if self._rows("SELECT state FROM runs")[0][0] in ("running", "paused"):
             self._control(runs.resume if again else runs.pause)
 
+    @rule(doubt=st.integers(0, 9))
+    def cancel(self, doubt: int) -> None:
+        """Seldom, for little happens afterwards: the run is cancelled."""
+        if not doubt and self._rows("SELECT state FROM runs")[0][0] in ("running", "paused"):
+            self._control(runs.cancel)
+
     @invariant()
     def what_is_said_stays_said(self) -> None:
         """An outcome is given once, one attempt at a time is under way, and no bound is exceeded."""
@@ -162,7 +168,7 @@ class Astray(RuleBasedStateMachine):
             self._control(runs.resume)
         self.run(self.simulation.live())
         self.what_is_said_stays_said()
-        assert self._rows("SELECT state FROM runs")[0][0] in ("done", "failed")
+        assert self._rows("SELECT state FROM runs")[0][0] in ("done", "failed", "cancelled")
         assert self._rows("SELECT id FROM rollouts WHERE outcome IS NULL") == []
         assert self._rows("SELECT id FROM attempts WHERE ended_at IS NULL OR released_at IS NULL") == []
         assert self._rows("SELECT id FROM groups WHERE state IN ('open', 'training')") == []
