@@ -41,9 +41,9 @@ test-whole: setup-dev ## whole runs, stopped, cut and killed, with the real agen
 test-fast: setup-dev ## unit and contract tests on fakes
 	@$(V)/python -m pytest tests/unit tests/contract -m "not e2e" $(PYTEST)
 
-test-chaos: setup-dev ## a run while every kind of process is killed in turn: KILLS=10 SEED=
+test-chaos: setup-dev ## a run while every kind of process is killed in turn: KILLS=10 SEED= STEPS=10
 	@$(V)/evener harnesses install pi
-	@KILLS=$(KILLS) SEED=$(SEED) $(V)/python -m tests.chaos
+	@KILLS=$(KILLS) SEED=$(SEED) STEPS=$(STEPS) $(V)/python -m tests.chaos
 
 test-stack: ## the whole stack in containers, scaled and restarted amid a run (needs Docker)
 	@scripts/test_stack.sh

@@ -113,6 +113,9 @@ CAUSES: dict[str, Cause] = {
     "lease_expired": Cause(Boundary.INFRA, "the runner fell silent", "look for a dead runner; it is tried again"),
     "calls_lost": Cause(Boundary.INFRA, "a proxy died with calls in flight", "it is tried again"),
     "capture_gap": Cause(Boundary.INFRA, "the archived calls are not those that were sealed", "look at Redis's log"),
+    "capture_unavailable": Cause(
+        Boundary.INFRA, "a call could not be captured", "look at Redis: is it up, has it memory? `evener doctor`"
+    ),
     "session_lost": Cause(Boundary.INFRA, "the proxy has forgotten the session", "look at Redis's log"),
     "sandbox_failed": Cause(Boundary.INFRA, "the sandbox could not be made", "run `evener doctor`"),
     "snapshot_failed": Cause(Boundary.INFRA, "the workspace could not be archived", "look at the disk's free space"),

@@ -175,6 +175,14 @@ class Rabbit:
         assert self.process is not None, "not our broker"
         self.process.stop()
 
+    def evaluate(self, erlang: str) -> None:
+        """Run an expression inside it: alarms and deadlines that would take long to come by themselves."""
+        assert self.process is not None, "not our broker"
+        ctl = find("rabbitmqctl", Path("/usr/lib/rabbitmq/bin"))
+        env = {**os.environ, **self.process.env}
+        ran = subprocess.run([str(ctl), "eval", erlang], env=env, capture_output=True, text=True, timeout=START_S)
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+
 
 def rabbit_configuration(folder: Path, port: int) -> None:
     """The configuration of `compose/`, with paths and address of this broker, and a user."""

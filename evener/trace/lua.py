@@ -131,7 +131,8 @@ return 'ok'
 )
 
 # KEYS: session. ARGV: call, failures, fault or '', error or '', budget spent or '', digest of the body. Of a call that was
-# committed after all, or had taken a stored reply, the agent has not got the reply.
+# committed after all, or had taken a stored reply, the agent has not got the reply. One that is not known here failed before
+# its intent was stored, which is no less a failure.
 RELEASE = (
     _CLOCK
     + _ENDED
@@ -140,8 +141,12 @@ local call = 'call:' .. ARGV[1]
 local v = redis.call('HMGET', KEYS[1], 'state', call, 'flight', 'reserved', 'aborted', 'failures', 'body:' .. ARGV[6])
 if not v[1] or v[1] == 'deleted' then return 'gone' end
 if v[1] ~= 'open' then return 'sealed' end
+local failed = ARGV[3] ~= '' or ARGV[4] ~= ''
 if not v[2] then
   missed(KEYS[1], v[7], ARGV[1])
+  if failed and not string.find(v[7] or '', ' ' .. ARGV[1] .. ' ', 1, true) then
+    redis.call('HSET', KEYS[1], 'fault', ARGV[3], 'error', ARGV[4])
+  end
   return 'ok'
 end
 local number, grant = string.match(v[2], '^(%d+) (%d+)')
@@ -149,7 +154,7 @@ redis.call('HSET', KEYS[1], 'flight', string.format('%d', tonumber(v[3]) - 1),
   'reserved', string.format('%d', tonumber(v[4]) - grant),
   'aborted', string.format('%d', tonumber(v[5] or 0) + 1),
   'failures', string.format('%d', tonumber(v[6] or 0) + tonumber(ARGV[2])))
-if ARGV[3] ~= '' then redis.call('HSET', KEYS[1], 'fault', ARGV[3], 'error', ARGV[4]) end
+if failed then redis.call('HSET', KEYS[1], 'fault', ARGV[3], 'error', ARGV[4]) end
 if ARGV[5] ~= '' then redis.call('HSET', KEYS[1], 'spent', ARGV[5]) end
 redis.call('HDEL', KEYS[1], call)
 ended(KEYS[1], number)

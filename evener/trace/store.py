@@ -86,6 +86,20 @@ class Mark(NamedTuple):
     since: float | None = None
 
 
+class Release(NamedTuple):
+    """A call that ends without a reply, after ``failures`` of engines, with a ``fault`` and ``error`` that its session keeps,
+    or because a budget is ``spent``. ``body``: the digest of its request.
+    """
+
+    session_id: str
+    call_id: str
+    body: bytes
+    failures: int = 0
+    fault: str = ""
+    error: str = ""
+    spent: BudgetSpent | None = None
+
+
 class Sending(NamedTuple):
     """One sending of a request: a digest of its ``body``, and whether the client says that it sends it ``again``.
 
@@ -173,21 +187,12 @@ class TraceStore:
         if answer != b"ok":
             raise Refused(cast("Refusal", answer.decode()))
 
-    async def release(
-        self,
-        session_id: str,
-        call_id: str,
-        body: bytes,
-        *,
-        failures: int = 0,
-        fault: str = "",
-        error: str = "",
-        spent: BudgetSpent | None = None,
-    ) -> None:
+    async def release(self, release: Release) -> None:
         """End a call whose client got no reply, and give its reservation back. A session that is not open changes nothing.
 
         Where the call was committed all the same, or had taken a stored reply, that reply is marked as missed.
         """
+        session_id, call_id, body, failures, fault, error, spent = release
         await self._lane.run(lua.RELEASE, [_key(session_id)], (call_id, failures, fault, error, spent or "", body))
 
     async def mark(self, marks: Sequence[Mark]) -> None:

@@ -1,8 +1,8 @@
 """`make test-chaos`: 200 rollouts, 20 of them with pi, while every kind of process is killed in turn and connections fail.
 
-``KILLS`` and ``SEED`` are read from the environment; more than 60 kills get more rollouts. Prints ``test-chaos: kills=
-rollouts= lost= duplicated= trained_twice= ...``, writes .out/test-chaos.json, and ends with 0 where nothing is lost, left, or
-counted twice.
+``KILLS``, ``SEED`` and ``STEPS`` (of 20 rollouts each, 10 unless told) are read from the environment; more than 6 kills a step
+get more steps. Prints ``test-chaos: kills= rollouts= lost= duplicated= trained_twice= ...``, writes .out/test-chaos.json, and
+ends with 0 where nothing is lost, left, or counted twice.
 """
 
 import asyncio
@@ -50,8 +50,8 @@ RUN_S = 900.0
 def main() -> int:
     """One run; the exit code is the verdict."""
     kills, seed = int(os.environ.get("KILLS") or 10), int(os.environ.get("SEED") or random.randrange(10**6))
-    steps = max(STEPS, -(-kills // KILLS_A_STEP))
-    print(f"test-chaos: KILLS={kills} SEED={seed}", flush=True)
+    steps = max(int(os.environ.get("STEPS") or STEPS), -(-kills // KILLS_A_STEP))
+    print(f"test-chaos: KILLS={kills} SEED={seed} STEPS={steps}", flush=True)
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="evener-chaos-", ignore_cleanup_errors=True) as place:
         folder = Path(place)

@@ -8,8 +8,8 @@ from urllib.parse import urlsplit, urlunsplit
 import aio_pika
 import pytest
 
-from evener.bus import DeadLetter, connect
-from evener.bus.amqp import AmqpBus
+from evener.bus import DeadLetter, connect, publish_patiently
+from evener.bus.amqp import AmqpBus, mend
 from evener.bus.amqp.link import Link
 from evener.bus.amqp.publisher import MAX_BODY, Publisher
 from evener.bus.amqp.topology import EXCHANGE, Topology
@@ -124,6 +124,16 @@ async def test_a_consumer_that_the_broker_cancels_subscribes_again(bus: AmqpBus,
         await asyncio.sleep(0.5)
         await bus.publish(command(1))
         await (await waiting).ack()
+
+
+async def test_a_queue_that_is_served_is_left_alone(bus: AmqpBus, fresh_amqp_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long its consumers say that they were not accepted: the broker was slow, or away."""
+    monkeypatch.setattr(mend, "SILENT_S", 0.0)
+    await bus.publish(command(1))
+    link = Link(fresh_amqp_url, "test")
+    await mend.Mender(link, Topology()).refused(ROLLOUTS)
+    await link.close()
+    assert await bus.depth(ROLLOUTS) == 1
 
 
 async def test_a_wiped_broker_is_declared_again_by_the_publisher(bus: AmqpBus, fresh_amqp_url: str) -> None:
@@ -254,6 +264,52 @@ async def test_a_restart_of_the_broker_loses_no_message(rabbitmq: Rabbit, bus: A
         await held.ack()  # too late: it is among what drains
     await drain(bus, wanted)
     assert not wanted
+
+
+async def test_under_an_alarm_publications_wait_and_everything_else_goes_on(rabbitmq: Rabbit, bus: AmqpBus) -> None:
+    if not rabbitmq.restartable:
+        pytest.skip("the broker is not ours to alarm")
+    await bus.publish(command(1))
+    await bus.publish(command(2))
+    alarm = "{resource_limit, memory, node()}"
+    async with asyncio.timeout(4 * WAIT_S), bus.consume(ROLLOUTS) as consumer:
+        held = await consumer.get()
+        await asyncio.to_thread(rabbitmq.evaluate, f"rabbit_alarm:set_alarm({{{alarm}, []}}).")
+        try:
+            waiting = [asyncio.create_task(publish_patiently(bus, command(3)))]
+            await asyncio.sleep(1.0)  # the first may still be taken: it is what makes the broker stop reading
+            waiting.append(asyncio.create_task(publish_patiently(bus, command(4))))
+            await held.ack()
+            held = await consumer.get()  # what is settled and delivered goes by another connection
+            assert getattr(held.message, "rollout_id", "") == "rollout-2"
+            await asyncio.sleep(2.0)
+            assert not waiting[1].done()
+        finally:
+            await asyncio.to_thread(rabbitmq.evaluate, f"rabbit_alarm:clear_alarm({alarm}).")
+        await asyncio.gather(*waiting)
+        await held.ack()
+    await drain(bus, {"rollout-3", "rollout-4"})
+
+
+async def test_what_is_held_for_longer_than_the_broker_waits_is_delivered_again(rabbitmq: Rabbit, bus: AmqpBus) -> None:
+    if not rabbitmq.restartable:
+        pytest.skip("the broker's deadlines are not ours to set")
+    deadlines = "[application:set_env(rabbit, K, V) || {{K, V}} <- [{{consumer_timeout, {}}}, {{channel_tick_interval, {}}}]]."
+    await asyncio.to_thread(rabbitmq.evaluate, deadlines.format(1000, 500))
+    try:
+        await bus.publish(command(1))
+        async with asyncio.timeout(2 * WAIT_S), bus.consume(ROLLOUTS) as consumer:
+            held = await consumer.get()
+            again = await consumer.get()  # with a prefetch of one: the broker has taken the first back
+            assert (again.message, again.redelivered) == (held.message, True)
+            assert again.tag != held.tag
+            await held.ack()  # too late, and harmless
+            await again.ack()
+            await bus.publish(command(2))
+            await (await consumer.get()).ack()
+    finally:
+        await asyncio.to_thread(rabbitmq.evaluate, deadlines.format(1_800_000, 60_000))
+    assert await bus.depth(ROLLOUTS) == 0
 
 
 async def publish_all(bus: AmqpBus, numbers: range) -> None:

@@ -245,7 +245,7 @@ class Simulation:
             if await self.at_rest():
                 return
             self.clock.pass_by(max(LEASE_S, REISSUE_S) + 1)
-            await self.act(loops.expire_leases(self.context))
+            await self.act(self.context.ledger.write(attempts.expire))
             await self.act(loops.issue_again(self.context, age_s=REISSUE_S))
         raise AssertionError(f"no end after {ROUNDS} rounds; in flight: {[each.message for each in self.wire]}")
 

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from evener.errors import Outcome
 from evener_orchestrator import loops
 from evener_orchestrator.ledger import runs
-from evener_orchestrator.ledger.attempts import ATTEMPTS
+from evener_orchestrator.ledger.attempts import ATTEMPTS, expire
 from tests.integration.simulation import InFlight, Simulation, simulated, small_run
 
 RUN = small_run(
@@ -108,7 +108,7 @@ class Astray(RuleBasedStateMachine):
     def wait(self, seconds: float) -> None:
         """Leases lapse, commands are issued again."""
         self.simulation.clock.pass_by(seconds)
-        self.run(loops.expire_leases(self.simulation.context))
+        self.run(self.simulation.context.ledger.write(expire))
         self.run(loops.issue_again(self.simulation.context, age_s=60.0))
 
     @rule()
@@ -130,6 +130,12 @@ class Astray(RuleBasedStateMachine):
         """Pause the run, or go on with it."""
         if self._rows("SELECT state FROM runs")[0][0] in ("running", "paused"):
             self._control(runs.resume if again else runs.pause)
+
+    @rule(doubt=st.integers(0, 9))
+    def cancel(self, doubt: int) -> None:
+        """Seldom, for little happens afterwards: the run is cancelled."""
+        if not doubt and self._rows("SELECT state FROM runs")[0][0] in ("running", "paused"):
+            self._control(runs.cancel)
 
     @invariant()
     def what_is_said_stays_said(self) -> None:
@@ -162,7 +168,7 @@ class Astray(RuleBasedStateMachine):
             self._control(runs.resume)
         self.run(self.simulation.live())
         self.what_is_said_stays_said()
-        assert self._rows("SELECT state FROM runs")[0][0] in ("done", "failed")
+        assert self._rows("SELECT state FROM runs")[0][0] in ("done", "failed", "cancelled")
         assert self._rows("SELECT id FROM rollouts WHERE outcome IS NULL") == []
         assert self._rows("SELECT id FROM attempts WHERE ended_at IS NULL OR released_at IS NULL") == []
         assert self._rows("SELECT id FROM groups WHERE state IN ('open', 'training')") == []

@@ -213,7 +213,7 @@ class Campaign:
         version = await self._grant(number)
         published = sorted({*self._published, version})[-LINEAGE:]
         position = Position(step=number, version=version, published=published)
-        weights, checkpoint = await asyncio.to_thread(self._store, result, position)
+        weights, checkpoint = await _patiently(lambda: asyncio.to_thread(self._store, result, position))
         await self._publisher.publish(version, result.weights)
         published_event = PolicyPublished(policy=lease.policy, epoch=lease.epoch, version=version, step=number, weights=weights)
         await publish_patiently(self._bus, published_event)
@@ -292,12 +292,14 @@ class Campaign:
 
 
 async def _patiently(call: Callable[[], Awaitable[T]]) -> T:
-    """The answer of the API, however long it is away: a trained step is not given up because the ledger restarts."""
+    """The answer of the API or the blob store, however long it is away: a trained step is not given up because the ledger
+    restarts or a disk is full.
+    """
     while True:
         try:
             return await call()
         except InfraError as error:
-            if error.cause != "api_unavailable":
+            if error.cause not in ("api_unavailable", "blob_refused"):
                 raise
-            log.warning("the API does not answer, trying again", error=str(error))
+            log.warning("no answer, trying again", error=str(error))
         await asyncio.sleep(RETRY_S)

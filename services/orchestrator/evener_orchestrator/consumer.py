@@ -8,9 +8,7 @@ dead letter after some minutes. Any other failure rejects it, and the bus makes 
 import asyncio
 from collections.abc import Awaitable, Callable
 
-import asyncpg
 from redis.exceptions import RedisError
-from sqlalchemy.exc import SQLAlchemyError
 
 from evener import log
 from evener.bus import Consumer, Delivery
@@ -28,7 +26,7 @@ from evener.messages import (
 from evener_orchestrator.context import Context
 from evener_orchestrator.ledger import Transaction, attempts, regrades, scores, steps, versions
 from evener_orchestrator.ledger.conflict import Conflict
-from evener_orchestrator.ledger.faults import is_down
+from evener_orchestrator.ledger.faults import FAULTS, is_down
 
 Effect = Callable[[Transaction], Awaitable[None]]
 
@@ -73,7 +71,7 @@ async def _apply_when_up(context: Context, message: Message) -> None:
     while True:
         try:
             return await apply(context, message)
-        except (RedisError, SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+        except (RedisError, *FAULTS) as error:
             if not (isinstance(error, RedisError) or is_down(error)):
                 raise
             _log.warning("store_down", message=type(message).__name__, error=str(error))

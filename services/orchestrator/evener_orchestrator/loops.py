@@ -17,13 +17,13 @@ from evener_orchestrator import planner
 from evener_orchestrator.consumer import consume
 from evener_orchestrator.context import Context
 from evener_orchestrator.ledger import regrades, runs
-from evener_orchestrator.ledger.attempts import expire
 from evener_orchestrator.ledger.models import Run
 from evener_orchestrator.ledger.reissue import REISSUE_S, reissue
 from evener_orchestrator.ledger.wakeup import listen
 from evener_orchestrator.outbox import send
 from evener_orchestrator.queues import delete_queues
 from evener_orchestrator.release import release
+from evener_orchestrator.silence import Silence
 from evener_orchestrator.states import RunState
 
 GATHER_S = 0.02
@@ -58,9 +58,8 @@ async def run_loops(context: Context) -> None:
         loops.create_task(_every("release", lambda: drain_sessions(context), RELEASE_S))
         loops.create_task(_every("queues", lambda: drop_queues(context), QUEUES_S))
         loops.create_task(_every("reissue", lambda: issue_again(context, age_s=REISSUE_S), REISSUE_S))
-        # Leases that ran out while nobody listened get as long as a fresh one: their runners may be alive.
-        await asyncio.sleep(lease_s)
-        loops.create_task(_every("leases", lambda: expire_leases(context), min(2.0, lease_s / 4)))
+        silence = Silence(context.ledger, lease_s=lease_s)
+        loops.create_task(_every("leases", silence.end_attempts, min(2.0, lease_s / 4)))
 
 
 async def run_regrading(context: Context) -> None:
@@ -99,11 +98,6 @@ async def drop_queues(context: Context) -> None:
     """Delete until nothing is left of runs that are over."""
     while await delete_queues(context.ledger, context.bus):
         pass
-
-
-async def expire_leases(context: Context) -> None:
-    """End the attempts of silent runners."""
-    await context.ledger.write(expire)
 
 
 async def issue_again(context: Context, *, age_s: float) -> None:

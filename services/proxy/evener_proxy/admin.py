@@ -68,6 +68,8 @@ def create_admin(sessions: Sessions, engines: Engines, metrics: Metrics, redis: 
         if not oldest.isdecimal():
             return _error(422, f"oldest_version is {oldest!r}, not a number")
         lacking = [*engines.problems(int(oldest)), *await health.missing({"redis": redis.ping})]
+        if sessions.problem is not None:  # it may answer, and take nothing: out of memory, or a full disk
+            lacking.append(f"redis: {sessions.problem}")
         levels = {engine.sampler.name: engine.level for engine in engines.all}
         status, body = health.document(lacking, capture_levels=levels)
         return Response(body, status, media_type="application/json")

@@ -20,7 +20,7 @@ from evener.engines.token_in import TokenInRoute, given
 from evener.errors import InfraError
 from evener.ids import new_id
 from evener.trace.session import BudgetSpent
-from evener.trace.store import Intent, Mark, OpenedSession, Refused, Sending, Stored
+from evener.trace.store import Intent, Mark, OpenedSession, Refused, Release, Sending, Stored
 from evener_proxy import budget
 from evener_proxy.budget import Spent
 from evener_proxy.canonical import CallError, CallRequest, Dialect, R, Reply, mint_reply
@@ -79,8 +79,9 @@ class Calls:
             return await self._commit(call, intent, asked)
         except RedisError as error:
             _log.error("store_failed", session_id=spec.session_id, call_id=call.id, error=str(error))
-            await self._release(call)  # of a commit that did land there is nothing to release
-            raise uncaptured() from error
+            failed = uncaptured(str(error))
+            await self._release(call, fault=failed)  # of a commit that did land there is nothing to release
+            raise failed.error from error
         except Fault as fault:
             await self._release(call, fault=fault)
             raise fault.error from fault
@@ -262,23 +263,24 @@ class Calls:
             self._metrics.undelivered += 1
             self._sessions.mark(Mark(call.session.spec.session_id, intent.number, "no"))
         elif not isinstance(error, Refused):
-            self._sessions.owe_release(call.session.spec.session_id, call.id, call.sending.body)
+            self._sessions.owe_release(Release(call.session.spec.session_id, call.id, call.sending.body))
 
     async def _release(self, call: Call, *, fault: Fault | None = None, spent: BudgetSpent | None = None) -> None:
         """Give the reservation back. A failure here is not the agent's: it is tried again, and the seal ends what is left."""
+        release = Release(
+            call.session.spec.session_id,
+            call.id,
+            call.sending.body,
+            failures=call.failures,
+            fault=fault.cause if fault else "",
+            error=fault.detail if fault else "",
+            spent=spent,
+        )
         try:
-            await self._store.release(
-                call.session.spec.session_id,
-                call.id,
-                call.sending.body,
-                failures=call.failures,
-                fault=fault.cause if fault else "",
-                error=fault.detail if fault else "",
-                spent=spent,
-            )
+            await self._store.release(release)
         except RedisError as error:
             _log.error("release_failed", call_id=call.id, error=str(error))
-            self._sessions.owe_release(call.session.spec.session_id, call.id, call.sending.body)
+            self._sessions.owe_release(release)
 
 
 def _to_sample(request: CallRequest, model: str, temperature: float) -> SampleRequest:

@@ -46,10 +46,11 @@ def refusal(refused: Refused) -> Fault | Spent:
     if refused.reason == "lost":  # the attempt is void (its fault is `session_lost`): its agent is not kept waiting
         return Fault(CallError(403, "session_lost", "calls of this session may have been lost; no further call is answered"))
     if refused.reason in ("released", "busy"):  # this replica was silent for longer than its lease, and another gave it up
-        return Fault(uncaptured())
+        return uncaptured("the call was given up by another replica")
     return Spent(refused.reason)
 
 
-def uncaptured() -> CallError:
-    """What cannot be captured is not delivered."""
-    return CallError(503, "capture_unavailable", "the capture store does not answer", retry_after=5)
+def uncaptured(detail: str) -> Fault:
+    """What cannot be captured is not delivered; an agent that ends over it is not graded."""
+    error = CallError(503, "capture_unavailable", "the capture store does not answer", retry_after=5)
+    return Fault(error, cause=error.code, detail=detail)

@@ -18,7 +18,7 @@ from evener import log
 from evener.ids import new_id
 from evener.messages import Sealed
 from evener.trace.session import SessionSpec
-from evener.trace.store import Mark, OpenedSession, Sending, TraceStore
+from evener.trace.store import Mark, OpenedSession, Release, Sending, TraceStore
 from evener_proxy.canonical import CallError
 
 BEAT_S = 1.0
@@ -61,7 +61,9 @@ class Sessions:
         self._flights: dict[str, set[Flight]] = {}  # by session: no call looks at those of other sessions
         self._specs: dict[str, OpenedSession] = {}
         self._marks: list[Mark] = []
-        self._owed: set[tuple[str, str, bytes]] = set()
+        self._owed: set[Release] = set()
+        self.problem: str | None = None  # why the store takes nothing, since the last beat
+        self._all_told = 0.0  # when each replica has told what failed in the last outage
         self._marked = asyncio.Event()
 
     async def open(self, spec: SessionSpec) -> str:
@@ -100,8 +102,14 @@ class Sessions:
         return session
 
     async def seal(self, session_id: str) -> Sealed | None:
-        """Close a session, and abort what this replica holds of it at once."""
+        """Close a session, and abort what this replica holds of it at once.
+
+        Raises RedisError, also for a moment after an outage: another replica may still have to tell which calls failed.
+        """
+        if self.problem is not None or time.monotonic() < self._all_told:
+            raise RedisError(f"the store was away a moment ago: {self.problem or 'replicas tell what failed meanwhile'}")
         await self._flush()
+        await self._release_owed(session_id)  # what an agent ended over is known before its attempt is judged
         sealed = await self.store.seal(session_id)
         self._cut({session_id})
         return sealed
@@ -120,7 +128,8 @@ class Sessions:
     async def settle(self, session_id: str, sending: Sending) -> None:
         """See to its end what this replica knows of earlier sendings of a request, before the store decides on the next.
 
-        Those whose clients have left end first; and the marks are written that the next sending is decided by.
+        Those whose clients have left end first; what is owed is released, so that a failure is not told after a later success;
+        and the marks are written that the next sending is decided by.
         """
         left = [
             flight.task
@@ -129,6 +138,8 @@ class Sessions:
         ]
         if left:
             await asyncio.wait(left)
+        if self._owed:
+            await self._release_owed(session_id)
         if any(mark.session_id == session_id and (sending.again or mark.delivered == "no") for mark in self._marks):
             await self._flush()
 
@@ -137,9 +148,9 @@ class Sessions:
         self._marks.append(mark._replace(since=time.monotonic()))
         self._marked.set()
 
-    def owe_release(self, session_id: str, call_id: str, body: bytes) -> None:
+    def owe_release(self, release: Release) -> None:
         """A call could not be released: while this replica lives it would hold its budget, so that it is tried again."""
-        self._owed.add((session_id, call_id, body))
+        self._owed.add(release)
 
     async def watch(self) -> None:
         """Prolong the lease, release what is owed and abort the calls of sessions that are no longer open, for ever."""
@@ -147,12 +158,20 @@ class Sessions:
             try:
                 ended = await self.store.beat(self.replica, lease_s=LEASE_S, sessions=set(self._flights))
                 self._cut(ended)
-                for owed in tuple(self._owed):
-                    await self.store.release(*owed)
-                    self._owed.discard(owed)
+                await self._release_owed()
+                if self.problem is not None:
+                    self.problem, self._all_told = None, time.monotonic() + 2 * BEAT_S
             except RedisError as error:
+                self.problem = str(error)
                 _log.error("beat_failed", error=str(error))
             await asyncio.sleep(BEAT_S)
+
+    async def _release_owed(self, session_id: str | None = None) -> None:
+        """Release what is owed (of one session)."""
+        for owed in tuple(self._owed):
+            if session_id in (None, owed.session_id):
+                await self.store.release(owed)
+                self._owed.discard(owed)
 
     async def hear_seals(self) -> None:
         """Abort the calls of sessions that another replica seals, at once, for ever; `watch` finds what is missed here."""

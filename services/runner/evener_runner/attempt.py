@@ -154,7 +154,7 @@ class Attempt:
     async def _run_agent(self, instruction: str, start: furnish.Start, wall_s: float, *, last: bool) -> Ending | None:
         """Start the agent for one step; how the attempt ended, or None where it goes on: nothing runs, the session is open."""
         assert self._sandbox is not None, "an agent runs in a sandbox"
-        earlier, goes_on = self._calls, False
+        earlier, goes_on, problem = self._calls, False, None
         stdin, timeout = instruction.encode(), wall_s + _BACKSTOP_S
         agent = asyncio.create_task(self._sandbox.exec(start.argv, stdin=stdin, env=start.env, timeout=timeout))
         try:
@@ -162,6 +162,7 @@ class Attempt:
             timed_out = not agent.done()
             if not timed_out:
                 exit_code = agent.result().exit_code
+                problem = await self._tools.sessions.problem() if exit_code != 0 else None
                 state = await self._drain(DRAIN_S if exit_code == 0 else LOST_S)
                 goes_on = not last and went_well(exit_code, state, earlier)
                 self._calls = state.calls
@@ -174,8 +175,14 @@ class Attempt:
             await asyncio.wait({agent})
         if goes_on:
             return None
-        exit_code, lost = self._results[-1].exit_code, self._sandbox.proxy_lost
-        return Ending(exit_code=exit_code, timed_out=timed_out, proxy_lost=lost, earlier_calls=earlier, state=self._state)
+        return Ending(
+            exit_code=self._results[-1].exit_code,
+            timed_out=timed_out,
+            proxy_lost=self._sandbox.proxy_lost,
+            problem=problem,
+            earlier_calls=earlier,
+            state=self._state,
+        )
 
     async def _until_served(self) -> None:
         """Wait while no engine serves what the lease asks for: one that was restarted has its first weights for a while.

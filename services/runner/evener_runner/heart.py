@@ -1,7 +1,8 @@
 """An attempt is heard of from its claim until the ledger has its report, so that work which is done is not done again.
 
 A busy ledger may read a report later than a lease lasts: the beats go on after the report, and end with the refusal that says
-that the attempt is over. Whoever hears nothing for as long as a lease lasts has lost it. Used by the runner.
+that the attempt is over. A lease is lost where the ledger says so, and not where it says nothing: a database that restarts for
+longer than a lease lasts costs no attempt, and one that was given to another meanwhile is refused. Used by the runner.
 """
 
 import asyncio
@@ -16,6 +17,9 @@ from evener_runner.outcome import Stop
 
 BEATS = 3
 """Heartbeats in one lease; each is waited for until the next is due, since a replica that starts may accept and not answer."""
+
+SILENCE_S = 900.0
+"""How long an attempt goes on unheard: longer than a database recovers from a crash. Then its sandbox is needed for others."""
 
 _log = log.get("runner")
 
@@ -60,7 +64,7 @@ class Heart:
                 return
             except (EvenerError, TimeoutError) as error:
                 _log.warning("heartbeat unanswered", session=session, error=str(error))
-                if time.monotonic() - heard > lease_s and not self._reported:
+                if time.monotonic() - heard > max(SILENCE_S, lease_s) and not self._reported:
                     self._obey("lost")
                     return
             else:

@@ -56,7 +56,8 @@ class SessionState(Protocol):
 @dataclass(frozen=True, slots=True)
 class Ending:
     """All that is known when an attempt ended. ``error`` prevented the agent from running, or us from sealing; ``proxy_lost``:
-    its last connection found no proxy; ``earlier_calls`` were committed before the agent was started the last time.
+    its last connection found no proxy; ``problem``: why no agent would have been answered when it ended by itself with an
+    error; ``earlier_calls`` were committed before the agent was started the last time.
     """
 
     stopped: Stop | None = None
@@ -64,6 +65,7 @@ class Ending:
     exit_code: int | None = None
     timed_out: bool = False
     proxy_lost: bool = False
+    problem: str | None = None
     earlier_calls: int = 0
     state: SessionState | None = None
 
@@ -122,6 +124,8 @@ def _of_session(ending: Ending, state: SessionState) -> Verdict:
         return Verdict(Outcome.BUDGET, "budget_wall")
     if sealed.committed <= ending.earlier_calls:
         return Verdict(Outcome.INFRA_ERROR, "agent_no_call", f"exit code {ending.exit_code}")
+    if ending.exit_code != 0 and ending.problem is not None:
+        return Verdict(Outcome.INFRA_ERROR, "proxy_unavailable", ending.problem[:500])
     if ending.exit_code != 0:
         return Verdict(Outcome.AGENT_ERROR, "agent_exit", f"exit code {ending.exit_code}")
     if state.last_error is not None:

@@ -3,7 +3,8 @@
 A runner takes a command only while it has a free slot and proxy and engines answer, claims the attempt, acknowledges at once,
 and runs it in a task of its own: an engine that is down pauses dispatch, and no attempt is wasted on it. A refused claim means
 that another has it: acknowledged and dropped. An attempt that was reported needs no slot, but is heard of until the ledger has
-read the report (`heart`). Built by `service.serve`.
+read the report (`heart`). A host on which attempts fail for a reason of its own (a full blob store, a broken sandbox) takes
+ever fewer, so that it does not spend every rollout's attempts while others could run them. Built by `service.serve`.
 """
 
 import asyncio
@@ -19,6 +20,7 @@ from evener.errors import EvenerError, InfraError, InputError, Outcome
 from evener.health import Counts
 from evener.ids import session_id
 from evener.messages import ROLLOUTS, RolloutFinished, RunRollout
+from evener_runner import rest
 from evener_runner.attempt import Attempt, Tools
 from evener_runner.harnesses import HARNESSES, Harness, find
 from evener_runner.heart import Heart
@@ -67,6 +69,7 @@ class Runner:
         self._harnesses = harnesses
         self._drain_s = drain_s
         self._counts = counts or Counts()
+        self._rest = rest.Rest()
         self._held: dict[asyncio.Task[None], _Held] = {}
         self._freed = asyncio.Event()
 
@@ -74,6 +77,7 @@ class Runner:
         """Take commands until ``stop`` is set, let attempts end for ``drain_s``, then stop the rest within `STOP_S`."""
         try:
             while not stop.is_set():
+                await unless(stop, self._rest.over())
                 await self._until_served(stop)
                 await self._fill_slots(stop)
                 self._freed.clear()
@@ -87,11 +91,11 @@ class Runner:
         """Take commands until every slot is taken, or nothing answers agents any more."""
         # Closed while every slot is taken, so that a waiting command goes to another runner.
         async with self._bus.consume(ROLLOUTS, prefetch=1) as consumer:
-            while len(self._running()) < self._slots and not stop.is_set():
+            while len(self._running()) < self._slots and self._rest.left_s <= 0 and not stop.is_set():
                 delivery = await unless(stop, consumer.get())
                 if delivery is None:
                     return
-                if await self._tools.sessions.problem() is not None:
+                if self._rest.left_s > 0 or await self._tools.sessions.problem() is not None:
                     await delivery.hand_back()
                     return
                 await self._take(delivery, stop)
@@ -163,6 +167,7 @@ class Runner:
             self._counts.add("runner_attempts_ended", outcome=report.outcome)
             _log.info("attempt ended", session=lease.session_id, outcome=report.outcome, cause=report.cause)
             held.reported = True
+            self._rest.note(report.cause)
             self._count()
             self._freed.set()
             await heart.until_read(REPORT_S)

@@ -2,8 +2,9 @@
 
 One whose workspace is in hand already (the connection was lost, so that the broker delivered it again) is acknowledged and
 dropped, and one whose tests take long is let go of before the broker takes it back: the ledger hears that they run (`heart`),
-and asks again once it hears no more. Called by ``evener serve verifier`` and by the embedded stack, with resources that they
-made.
+and asks again once it hears no more. A fault of ours is told after a pause: three in a row end the rollout, and a store that
+restarts is away for longer than three tries take. Called by ``evener serve verifier`` and by the embedded stack, with resources
+that they made.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ from evener import log
 from evener.api import ApiClient, Refused, ScoreOrder
 from evener.blobs import Blobs
 from evener.bus import Bus, Consumer, Delivery, publish_patiently
-from evener.errors import InfraError, InputError
+from evener.errors import CAUSES, Boundary, InfraError, InputError
 from evener.health import Counts
 from evener.ids import session_id
 from evener.messages import WORKSPACES, RolloutScored, ScoreWorkspace
@@ -28,6 +29,9 @@ from evener_verifier.verifier import score
 
 HELD_S = 1200.0
 """Longest that a command is held unacknowledged: RabbitMQ closes the channel of whoever holds one for 30 minutes."""
+
+FAULT_S = 5.0
+"""Pause before a fault of ours is told, which has the workspace scored again at once."""
 
 _log = log.get("verifier")
 
@@ -167,6 +171,8 @@ class _Slot:
             return
         async with self._hearts.beating(order), held(delivery):
             scored = replace(await self._scored(order, message), regrade=order.regrade)
+            if scored.cause is not None and CAUSES[scored.cause].boundary is Boundary.INFRA:
+                await asyncio.sleep(FAULT_S)
             await publish_patiently(self._bus, scored)
         await delivery.ack()
         self._counts.add("verifier_scored", cause=scored.cause or "")

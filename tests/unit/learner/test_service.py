@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from evener.blobs import Blobs
+from evener.blobs import Area, Blobs
 from evener.bus import MemoryBus
+from evener.errors import InfraError
 from evener.messages import EVENTS, GroupClosed, PolicyPublished, StepFinished, train_queue
 from evener.settings import Settings
 from evener_learner import campaign, publisher, service
@@ -124,6 +125,26 @@ async def test_it_learns_and_goes_back_to_wait(policy: Path, tmp_path: Path) -> 
         assert steps[0].metrics["trained_tokens"] == 16
         await asyncio.sleep(0.2)
         assert ledger.epoch == 1
+        await made.halt()
+
+
+async def test_a_full_blob_store_costs_no_step(policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(campaign, "RETRY_S", 0.05)
+    async with stack(policy, tmp_path, steps=1) as made:
+        made.start()
+        await made.serves(1)
+        put, refused = Blobs.put, list[str]()
+
+        def full(blobs: Blobs, area: Area, data: bytes) -> str:
+            if len(refused) < 3:
+                refused.append(area)
+                raise InfraError("blob_refused", "no space left on device")
+            return put(blobs, area, data)
+
+        monkeypatch.setattr(Blobs, "put", full)
+        step = await made.train_one()
+        assert (step.step, step.version, refused) == (1, 2, ["weights"] * 3)
+        assert made.ledger.epoch == 1
         await made.halt()
 
 

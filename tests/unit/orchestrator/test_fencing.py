@@ -371,3 +371,15 @@ async def test_a_cancelled_run_ends_every_rollout(world):
         await world.api.post("/v1/runs/latest/pause")
     with pytest.raises(InputError):
         await world.api.get("/v1/runs/nonsense")
+
+
+async def test_complete_a_cancelled_run_waits_for_no_verifier(world):
+    """Its commands are not issued again, so that one that was lost would leave a rollout without an outcome."""
+    await world.submit()
+    async with Workers(lambda: runner(world)):
+        await world.until(lambda state: state["rollouts"]["scoring"] == 8)
+    await world.api.post("/v1/runs/latest/cancel")
+    state = await world.until(lambda state: state["rollouts"]["done"] == state["rollouts"]["total"])
+    assert state["rollouts"]["outcomes"]["finished"] == state["rollouts"]["total"] == 8
+    with pytest.raises(Refused):
+        await world.api.scoring(world.leases[0].session_id)

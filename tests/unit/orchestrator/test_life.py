@@ -1,5 +1,6 @@
 """The whole life of a run, with scripted workers over the real API and bus."""
 
+import asyncio
 import sqlite3
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from evener.messages import train_queue
 from evener_orchestrator import queues
 from evener_orchestrator.loops import drain_outbox, drain_sessions, drop_queues
-from tests.unit.orchestrator.world import Workers, alternating, everyone, run_file, runner, verifier
+from tests.unit.orchestrator.world import Workers, World, alternating, everyone, run_file, runner, verifier
 
 EVAL = {"tasks": "./held-out", "every": 0, "group_size": 2}
 
@@ -180,6 +181,27 @@ async def test_a_task_that_teaches_nothing_gets_half_the_groups(world, score, gr
     )
     assert [trained for (trained,) in others] == [8, 8]
     assert same[0] in groups
+
+
+async def test_a_straggler_stalls_nobody_and_is_let_go_of_when_the_run_needs_it_no_more(tmp_path):
+    world, go = World(tmp_path, lease_s=600.0), asyncio.Event()
+    await world.start()
+
+    async def hold(lease):
+        if lease is world.leases[0]:
+            await go.wait()
+
+    world.hold = hold
+    await world.submit(run_file(train={"steps": 3, "groups_per_step": 1, "max_staleness": 1}))
+    async with everyone(world):
+        state = await world.until(lambda state: state["step"] == 3)
+        straggler = world.leases[0]
+        await world.until_heartbeat(straggler, "cancel")
+        assert state["state"] == "running"  # not one of its rollouts is without an outcome in the end
+        go.set()
+        state = await world.until_over()
+    assert (state["state"], state["rollouts"]["done"]) == ("done", state["rollouts"]["total"])
+    await world.close()
 
 
 async def test_credit_and_concurrency_bound_what_is_in_flight(world):

@@ -3,16 +3,22 @@
 import asyncio
 from urllib.parse import urlsplit
 
+import asyncpg
 import pytest
+from aiohttp import ClientSession
 from redis.exceptions import ConnectionError as RedisGone
-from sqlalchemy import text
-from sqlalchemy.exc import OperationalError
+from sqlalchemy import make_url, text
+from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from evener.messages import GroupClosed
+from evener.ids import new_id, session_id
+from evener.messages import ROLLOUTS, GroupClosed
 from evener_orchestrator import consumer
 from evener_orchestrator.ledger import Ledger, engine
-from evener_orchestrator.ledger.faults import is_down
+from evener_orchestrator.ledger.faults import FAULTS, is_down
+from evener_orchestrator.silence import Silence
 from tests.relay import Relay
+from tests.unit.orchestrator.world import TOKEN, World, finished, run_file
 
 EVENT = GroupClosed(group_id="g", epoch=1, disposition="skipped")
 
@@ -39,7 +45,11 @@ class ReadOnly(Exception):
 
 
 class Full(Exception):
-    sqlstate = "53300"
+    sqlstate = "53100"
+
+
+class DiskError(Exception):
+    sqlstate = "58030"
 
 
 async def settled(monkeypatch, failures):
@@ -59,6 +69,7 @@ async def settled(monkeypatch, failures):
 async def test_an_event_outlasts_a_store_that_is_down(monkeypatch):
     """It never goes back to the queue meanwhile: RabbitMQ 3.10 counts that, and gives a message up after a hundred times."""
     down = [OperationalError("x", {}, Exception("no connection")), RedisGone("refused"), ConnectionRefusedError(111, "refused")]
+    down.append(PoolTimeout("every connection waits for a database that fell silent"))
     assert await settled(monkeypatch, down * 50) == ["ack"]
 
 
@@ -86,8 +97,77 @@ async def test_a_database_that_falls_silent_is_noticed(fresh_database_url, monke
         await ledger.close()
 
 
-@pytest.mark.parametrize("fault", [ReadOnly(), Full()])
+@pytest.mark.parametrize("fault", [ReadOnly(), Full(), DiskError()])
 def test_a_database_that_takes_nothing_is_down(fault):
-    wrapped = OperationalError("x", {}, fault)
-    assert is_down(wrapped)
     assert is_down(fault)
+    assert is_down(DBAPIError("x", {}, fault))
+
+
+async def test_a_database_without_a_free_connection_is_down(fresh_database_url):
+    role = f"narrow_{new_id().replace('-', '')}"
+    await administer(fresh_database_url, f"CREATE ROLE {role} LOGIN PASSWORD 'narrow' CONNECTION LIMIT 0")
+    try:
+        ledger = Ledger(
+            make_url(fresh_database_url).set(username=role, password="narrow").render_as_string(hide_password=False)
+        )
+        with pytest.raises(FAULTS) as caught:
+            await ledger.write(lambda tx: tx.session.scalar(text("SELECT 1")))
+        assert "53300" in (
+            getattr(caught.value, "sqlstate", None),
+            getattr(getattr(caught.value, "orig", None), "sqlstate", None),
+        )
+        assert is_down(caught.value)
+        await ledger.close()
+    finally:
+        await administer(fresh_database_url, f"DROP ROLE {role}")
+
+
+async def test_while_postgres_is_read_only_events_wait_and_the_api_says_503(tmp_path, fresh_database_url):
+    world = World(tmp_path, lease_s=600.0, database=fresh_database_url)
+    await world.start()
+    await world.submit(run_file(rollouts={"group_size": 2, "concurrent": 1}))
+    async with asyncio.timeout(20), world.bus.consume(ROLLOUTS) as commands:
+        delivery = await commands.get()
+        await delivery.ack()
+    command = delivery.message
+    session = session_id(command.rollout_id, command.attempt)
+    lease = await world.api.claim_rollout(session, runner="r")
+
+    await read_only(fresh_database_url, "on")
+    beat = f"{world.settings.api}/v1/attempts/{session}/heartbeat"
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    async with ClientSession(headers=headers) as http, http.post(beat, json={"lease": lease.lease}) as answer:
+        assert (answer.status, "ask again" in (await answer.json())["detail"]) == (503, True)
+    with pytest.raises(FAULTS):
+        await Silence(world.context.ledger, lease_s=600.0).end_attempts()
+    await world.bus.publish(finished(world, lease))
+    await asyncio.sleep(6 * consumer.PAUSE_S)  # rejected, it would be a dead letter by now
+    assert (await world.api.get(f"/v1/rollouts/{lease.rollout_id}"))["state"] == "running"
+
+    await read_only(fresh_database_url, "off")
+    async with asyncio.timeout(30):
+        while (await world.api.get(f"/v1/rollouts/{lease.rollout_id}"))["state"] != "archived":
+            await asyncio.sleep(0.1)
+    assert await world.bus.dead_letters() == []
+    await world.close()
+
+
+async def read_only(url, value):
+    """Let every connection to the database, those that there are as well, read only, or write again."""
+    name = urlsplit(url).path.removeprefix("/")
+    others = "datname = current_database() AND pid <> pg_backend_pid()"
+    await administer(
+        url,
+        "SET default_transaction_read_only = off",
+        f"ALTER DATABASE {name} SET default_transaction_read_only = {value}",
+        f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {others}",
+    )
+
+
+async def administer(url, *statements):
+    connection = await asyncpg.connect(url.replace("+asyncpg", ""), timeout=10)
+    try:
+        for statement in statements:
+            await connection.execute(statement)
+    finally:
+        await connection.close()

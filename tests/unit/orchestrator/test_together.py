@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 from sqlalchemy import select
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from evener.messages import RunRollout
 from evener_orchestrator.ledger.conflict import Conflict
@@ -56,16 +57,17 @@ async def test_a_failure_is_its_own_and_nothing_is_done_twice(ledger, commits):
     assert len(commits) == 3
 
 
-async def test_while_the_database_is_down_all_who_wait_are_told(ledger, commits):
+@pytest.mark.parametrize("down", [ConnectionRefusedError(111, "refused"), PoolTimeout("all 26 connections are in use")])
+async def test_while_the_database_is_down_all_who_wait_are_told(ledger, commits, down):
     together, tries = Together(ledger), []
 
     async def refused(tx):
         tries.append(1)
-        raise ConnectionRefusedError(111, "refused")
+        raise down
 
     results = await at_once(together, [say(0), *(refused for _ in range(3 * MOST))])
     assert results[0] == 0
-    assert {type(result) for result in results[1:]} == {ConnectionRefusedError}
+    assert {type(result) for result in results[1:]} == {type(down)}
     assert len(tries) == 1
     assert await together.write(say(1)) == 1
 

@@ -212,6 +212,12 @@ class World:
             assert time.monotonic() < deadline, state
             await asyncio.sleep(0.1)
 
+    async def until_heartbeat(self, lease: RolloutLease, action: str) -> None:
+        """Beat until the ledger says ``action``."""
+        async with asyncio.timeout(20):
+            while (await self.api.heartbeat(lease.session_id, lease=lease.lease)).action != action:
+                await asyncio.sleep(0.05)
+
     async def until_over(self, *, timeout: float = 40.0) -> dict[str, Any]:
         return await self.until(lambda state: state["state"] not in ("running", "paused"), timeout=timeout)
 

@@ -49,6 +49,9 @@ TABLE = [
     (ending(exit_code=1, proxy_lost=True), "infra_error", "proxy_unavailable"),
     (ending(session(committed=0), exit_code=1, proxy_lost=True), "infra_error", "proxy_unavailable"),
     (ending(proxy_lost=True), "finished", None),  # it ended well all the same
+    (ending(exit_code=1, problem="redis: no answer"), "infra_error", "proxy_unavailable"),
+    (ending(session(budget_spent="calls"), exit_code=1, problem="redis: no answer"), "budget", "budget_calls"),
+    (ending(problem="redis: no answer"), "finished", None),
     (ending(session(**ENGINE)), "infra_error", "engine_error"),
     (ending(session(**ENGINE), exit_code=1), "infra_error", "engine_error"),
     (ending(session(**ENGINE), exit_code=137, timed_out=True), "infra_error", "engine_error"),

@@ -6,8 +6,9 @@ import time
 import pytest
 
 from evener.api import Budget
-from evener.errors import Outcome
+from evener.errors import InfraError, Outcome
 from evener.messages import EVENTS, ROLLOUTS, Sealed
+from evener_runner import heart, rest
 
 pytestmark = pytest.mark.usefixtures("runner")
 EITHER = pytest.mark.parametrize("world", ["process"], indirect=True)
@@ -82,6 +83,15 @@ async def test_a_failing_agent_is_the_agents_fault(world):
     report = await world.event()
     assert (report.outcome, report.cause, report.exit_code) == (Outcome.AGENT_ERROR, "agent_exit", 3)
     assert report.snapshot is not None
+
+
+@EITHER
+async def test_infra_is_not_a_grade_where_nobody_would_be_answered_when_an_agent_fails(world):
+    session = await world.add("call('x'); time.sleep(1); sys.exit(3)")
+    await until(lambda: world.calls.get(session))
+    world.down = "redis: no answer within 3 s"
+    report = await world.event()
+    assert (report.outcome, report.cause, report.snapshot) == (Outcome.INFRA_ERROR, "proxy_unavailable", None)
 
 
 @EITHER
@@ -197,6 +207,25 @@ async def test_a_heartbeat_that_hangs_does_not_cost_the_lease(world):
     assert world.log.count(f"heartbeat {session}") >= 3
 
 
+@EITHER
+async def test_a_ledger_that_is_away_for_longer_than_a_lease_costs_no_attempt(world):
+    """Its database restarts; who was given up meanwhile is refused when it is back."""
+    world.hangs = 99
+    session = await world.add("call('x'); time.sleep(6)")
+    assert (await world.event()).outcome is Outcome.FINISHED
+    assert world.log.count(f"heartbeat {session}") >= 5
+
+
+@EITHER
+async def test_an_attempt_that_is_unheard_for_long_is_given_up(world, monkeypatch):
+    monkeypatch.setattr(heart, "SILENCE_S", 0.1)
+    world.hangs = 99
+    session = await world.add("call('x'); time.sleep(60)")
+    await until(lambda: f"seal {session}" in world.log)
+    await until(lambda: not list((world.settings.data / "sandboxes").glob("*")))
+    assert await world.bus.depth(EVENTS) == 0
+
+
 async def test_only_free_slots_take_commands(world):
     sessions = [await world.add("call('x'); time.sleep(1.5)") for _ in range(3)]
     await until(lambda: sum(world.calls.values()) == 2)
@@ -235,6 +264,28 @@ async def test_an_engine_that_failed_is_no_grade(world):
     await world.add("call('x')")
     report = await world.event()
     assert (report.outcome, report.cause, report.snapshot) == (Outcome.INFRA_ERROR, "engine_unavailable", None)
+
+
+@EITHER
+async def test_a_host_whose_attempts_fail_takes_ever_fewer_and_goes_on(world, monkeypatch):
+    """The blob store is full: each attempt would be run for nothing, and three of them are a rollout's end."""
+    monkeypatch.setattr(rest, "FIRST_S", 0.4)
+    put = world.blobs.put
+
+    def full(area, data):
+        if area == "snapshots":
+            raise InfraError("blob_refused", "no space left on device")
+        return put(area, data)
+
+    world.blobs.put = full
+    sessions = [await world.add("call('x')") for _ in range(8)]
+    await asyncio.sleep(3)
+    claimed = sum(step.startswith("claim") for step in world.log)
+    assert 2 <= claimed < len(sessions)
+    world.blobs.put = put
+    reports = [await world.event() for _ in sessions]
+    assert {report.cause for report in reports[:2]} == {"blob_refused"}
+    assert reports[-1].outcome is Outcome.FINISHED
 
 
 @pytest.mark.parametrize("needs", [{"oldest_version": 3}, {"version": 3, "purpose": "eval"}])

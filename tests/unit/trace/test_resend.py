@@ -7,7 +7,7 @@ import fakeredis
 import pytest
 
 from evener.trace import lane, resend
-from evener.trace.store import Intent, Mark, OpenedSession, Refused, Sending, Stored, TraceStore
+from evener.trace.store import Intent, Mark, OpenedSession, Refused, Release, Sending, Stored, TraceStore
 from tests.unit.trace.test_store import SESSION, commit_of, opened
 
 
@@ -126,7 +126,7 @@ async def test_of_two_clients_with_one_body_the_one_that_left_gets_what_it_misse
 async def test_the_retry_of_an_ended_call_is_a_new_sample_beside_a_connected_client(session):
     first, _ = await session.begin()
     _, second = await session.begin()
-    await session.store.release(SESSION, first, b"B")
+    await session.store.release(Release(SESSION, first, b"B"))
     _, third = await session.begin(again=True)
     assert third == second + 1
     assert await session.waits_for(again=True) == third, "the ended call is used up"
@@ -134,7 +134,7 @@ async def test_the_retry_of_an_ended_call_is_a_new_sample_beside_a_connected_cli
 
 async def test_an_ended_call_is_forgotten_in_time(session, monkeypatch):
     call, _ = await session.begin()
-    await session.store.release(SESSION, call, b"B")
+    await session.store.release(Release(SESSION, call, b"B"))
     _, second = await session.begin()
     await session.store._redis.hset(f"evener:session:{SESSION}", "mark:1", b"ended 1")
     assert await session.waits_for(again=True) == second
@@ -165,13 +165,13 @@ async def test_a_connection_that_hangs_is_waited_for_so_long_only(session):
 async def test_a_reply_that_was_taken_and_not_delivered_is_missed_again(session):
     first = await session.answered(mark="no")
     assert await session.taken() == first
-    await session.store.release(SESSION, f"c{session.asked}", b"B")  # its client left before the reply was read
+    await session.store.release(Release(SESSION, f"c{session.asked}", b"B"))  # its client left before the reply was read
     assert await session.taken(at="there") == first
 
 
 async def test_a_call_whose_commit_landed_unseen_is_missed(session):
     number = await session.answered()
-    await session.store.release(SESSION, "c1", b"B")
+    await session.store.release(Release(SESSION, "c1", b"B"))
     assert await session.taken() == number
     assert (await session.store.read(SESSION)).calls == 1
 

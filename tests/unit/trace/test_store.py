@@ -14,7 +14,7 @@ from evener.ids import new_id
 from evener.trace.prefix import HEADS_KEPT, Head
 from evener.trace.record import encode
 from evener.trace.session import SessionSpec
-from evener.trace.store import Commit, Mark, OpenedSession, Refused, Sending, SessionExists, TraceStore
+from evener.trace.store import Commit, Mark, OpenedSession, Refused, Release, Sending, SessionExists, TraceStore
 from tests.unit.trace.test_record import make
 
 SESSION = "s.1"
@@ -91,7 +91,7 @@ async def test_a_released_call_gives_its_reservation_back_and_cannot_commit(stor
     await intent(store, session, "a")
     with pytest.raises(Refused, match="busy"):
         await intent(store, session, "b")
-    await store.release(SESSION, "a", b"a", fault="engine_error", error="boom", failures=2)
+    await store.release(Release(SESSION, "a", b"a", fault="engine_error", error="boom", failures=2))
     with pytest.raises(Refused, match="released"):
         await store.commit(SESSION, commit_of("a", 1))
     state = await store.read(SESSION)
@@ -127,7 +127,7 @@ async def test_sealed_and_deleted_sessions_refuse_late_words(store):
             await store.commit(SESSION, commit_of("a", 1))
         with pytest.raises(Refused, match=expected):
             await intent(store, session, "b")
-        await store.release(SESSION, "a", b"a")
+        await store.release(Release(SESSION, "a", b"a"))
         await store.delete(SESSION)
     assert await store.read(SESSION) is None
     assert await store.seal(SESSION) is None
@@ -228,7 +228,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(call_id=consumes(calls))
     def release(self, call_id):
-        self.run(self.store.release(SESSION, call_id, call_id.encode()))
+        self.run(self.store.release(Release(SESSION, call_id, call_id.encode())))
         if self.flying.pop(call_id, None) is not None:
             self.aborted += 1
 

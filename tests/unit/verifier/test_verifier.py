@@ -189,6 +189,26 @@ async def test_a_command_that_is_delivered_again_meanwhile_is_scored_once(api, b
     assert await bus.depth(WORKSPACES) == 0
 
 
+async def test_a_fault_of_ours_is_told_after_a_pause(api, blobs, kind, monkeypatch):
+    """Three in a row end a rollout: a store that restarts is to be back before the third."""
+    monkeypatch.setattr(service, "FAULT_S", 1.0)
+    settings, orders, asked = api
+    bus, stop = MemoryBus(), asyncio.Event()
+    wanted = msgspec.structs.replace(order(blobs, kind, PASS_IF_DONE), snapshot="sha256:" + "0" * 64)
+    orders[wanted.session_id] = wanted
+    await bus.publish(ScoreWorkspace(run_id="r", rollout_id=wanted.session_id.split(".")[0], attempt=1))
+    serving = asyncio.create_task(service.serve(settings, bus, blobs, stop=stop, name="verifier-1"))
+    async with asyncio.timeout(20), bus.consume(EVENTS) as consumer:
+        while not asked:
+            await asyncio.sleep(0.02)
+        began = time.monotonic()
+        scored = (await consumer.get()).message
+    assert (scored.cause, scored.scores) == ("blob_missing", {})
+    assert time.monotonic() - began > 0.9
+    stop.set()
+    await asyncio.wait_for(serving, 5)
+
+
 async def test_two_verifiers_of_a_host_do_not_meet(blobs, kind, tmp_path):
     """A command that the broker delivers again to the other, while the first is at it, spoils neither's sandbox."""
     wanted = order(blobs, kind, b"sleep 0.5; " + PASS_IF_DONE)

@@ -1,7 +1,8 @@
 """Whatever a run no longer wants ends here, each rollout with exactly one outcome, and nothing is left waiting.
 
-Waiting rollouts are cancelled at once; running ones learn of it by their heartbeat. A run none of whose groups can be
-trained stops and says why; one that has learnt what there was goes on to its last evaluation.
+Waiting rollouts are cancelled at once; running ones learn of it by their heartbeat; of a run that is over none waits for a
+score. A run none of whose groups can be trained stops and says why; one that has learnt what there was goes on to its last
+evaluation.
 Called wherever a group is skipped or rejected, and wherever a run ends.
 """
 
@@ -45,6 +46,7 @@ async def end_run(tx: Transaction, run: Run, state: RunState, reason: str = "") 
     run.ended_at = tx.now
     tx.note("run", run_id=run.id, state=state, reason=reason)
     await retire(tx, run, reason=f"the run is {state}")
+    await _end_unscored(tx, Rollout.run_id == run.id)
 
 
 async def retire(tx: Transaction, run: Run, *, reason: str, purpose: str | None = None) -> None:
@@ -78,6 +80,17 @@ async def _cancel_waiting(tx: Transaction, which: ColumnElement[bool]) -> None:
     )
     if isinstance(result, CursorResult) and result.rowcount:
         tx.note("rollouts", cancelled=result.rowcount)
+
+
+async def _end_unscored(tx: Transaction, which: ColumnElement[bool]) -> None:
+    """Give those of ``which`` that wait for a score their attempt's outcome: nobody asks a verifier for it any more."""
+    last = (Attempt.rollout_id == Rollout.id) & (Attempt.number == Rollout.attempt)
+    await tx.session.execute(
+        update(Rollout)
+        .where(which, Rollout.state == RolloutState.ARCHIVED, Rollout.outcome.is_(None))
+        .values(outcome=select(Attempt.outcome).where(last).scalar_subquery(), ended_at=tx.now)
+        .execution_options(synchronize_session="fetch")
+    )
 
 
 async def _end_attempts(tx: Transaction, rollouts: object, now: datetime) -> None:

@@ -5,15 +5,18 @@ Read from SQLSTATE (Postgres's Appendix A) where there is one. Used by `engine.L
 
 import asyncpg
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-FAULTS = (DBAPIError, asyncpg.PostgresError)
-"""What a transaction raises where the database failed: by SQLAlchemy, or by the driver that `copy` speaks to itself."""
+FAULTS = (DBAPIError, PoolTimeout, asyncpg.PostgresError, asyncpg.InterfaceError, OSError)
+"""What a transaction raises where the database failed: by SQLAlchemy and its pool, or by the driver that `copy` speaks to
+itself."""
 
 VICTIM = frozenset({"40001", "40P01"})
 """serialization_failure and deadlock_detected: the same work succeeds when it is done again."""
 
-DOWN_CLASSES = ("08", "25006", "53", "57P")
-"""Connection lost, read-only (a standby, or a full disk's remedy), out of resources, shut down or not yet started."""
+DOWN_CLASSES = ("08", "25006", "53", "57P", "58")
+"""Connection lost, read-only (a standby, or a full disk's remedy), out of resources, shut down or not yet started, a disk that
+fails."""
 
 
 def is_victim(error: Exception) -> bool:
@@ -23,7 +26,7 @@ def is_victim(error: Exception) -> bool:
 
 def is_down(error: Exception) -> bool:
     """Whether the database cannot be reached or takes no work now."""
-    if isinstance(error, OSError | OperationalError | InterfaceError | asyncpg.InterfaceError):
+    if isinstance(error, OSError | OperationalError | InterfaceError | PoolTimeout | asyncpg.InterfaceError):
         return True
     lost = isinstance(error, DBAPIError) and error.connection_invalidated
     return lost or _sqlstate(error).startswith(DOWN_CLASSES)

@@ -12,8 +12,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import asyncpg
-
 from evener_orchestrator.ledger.engine import Ledger, Transaction
 from evener_orchestrator.ledger.faults import FAULTS, is_down
 
@@ -76,7 +74,7 @@ class Together:
                     if len(wanted) < 2 or not await self._at_once(wanted):
                         for each in wanted:
                             await self._alone(each)
-                except (*FAULTS, OSError, asyncpg.InterfaceError) as error:
+                except FAULTS as error:
                     for each in (*wanted, *self._waiting):
                         each.fail(error)
                     self._waiting.clear()
