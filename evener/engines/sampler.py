@@ -6,6 +6,7 @@ have no text.
 """
 
 import asyncio
+import math
 from array import array
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -166,7 +167,7 @@ class Sampler(Protocol):
 
 
 class _Logprob(msgspec.Struct, gc=False):
-    logprob: float
+    logprob: float | None  # null is how JSON encoders write what is not finite
     token: str = ""
 
 
@@ -448,7 +449,8 @@ def _token_data(
     lengths = (len(choice.token_ids), len(logprobs), reply.usage.completion_tokens)
     if len(set(lengths)) != 1 or len(prompt_ids) != reply.usage.prompt_tokens:
         raise _Flaw(f"token ids, log-probabilities and usage differ in number: {lengths}")
-    values = np.frombuffer(array("f", [each.logprob for each in logprobs]), np.float32)
+    given = [math.nan if each.logprob is None else each.logprob for each in logprobs]
+    values = np.frombuffer(array("f", given), np.float32)
     if len(values) and not (np.isfinite(values).all() and values.max() <= 0):
         raise _Flaw("a log-probability is not finite or greater than 0")
     if logprobs and logprobs[0].token.startswith(_BY_ID):
@@ -460,7 +462,10 @@ def _token_data(
 
 
 def _ids(values: list[int]) -> Ids:
-    return np.frombuffer(array("i", values), np.int32)
+    try:
+        return np.frombuffer(array("i", values), np.int32)
+    except OverflowError as error:
+        raise _Flaw("a token id is not an int32") from error
 
 
 def _versions(runs: list[_Versions] | None, length: int) -> Ids | None:
