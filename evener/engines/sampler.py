@@ -22,7 +22,11 @@ from evener.trace.record import Ids, Level, Logprobs
 
 
 class EngineUnavailable(Exception):
-    """The engine did not answer, or failed, or cut the call: the same request may be sent again."""
+    """The engine did not answer, or failed, or cut the call: the same request may be sent again. ``busy``: it said 429."""
+
+    def __init__(self, message: str, *, busy: bool = False) -> None:
+        self.busy = busy
+        super().__init__(message)
 
 
 class EngineRefused(Exception):
@@ -359,7 +363,8 @@ class VllmSampler:
         except HttpError as error:
             raise EngineUnavailable(f"{method} {self._url}{path}: {error}") from error
         if status >= 500 or status == 429:
-            raise EngineUnavailable(f"{method} {self._url}{path}: {status}: {content[:300].decode(errors='replace')}")
+            said = content[:300].decode(errors="replace")
+            raise EngineUnavailable(f"{method} {self._url}{path}: {status}: {said}", busy=status == 429)
         if status >= 400:
             raise _refused(status, content)
         return content
