@@ -124,8 +124,8 @@ class _Routes:
         }
 
         async def call(scope: Scope, receive: Receive, send: Send) -> None:
-            method = scope["path"].rpartition(":")[2]
-            endpoint = self.models if scope["method"] == "GET" else methods.get(method, _unknown)
+            _, colon, method = scope["path"].rpartition(":")
+            endpoint = methods.get(method, _unknown) if colon and scope["method"] != "GET" else self.models
             await endpoint(scope, receive, send)
 
         return call
