@@ -12,7 +12,7 @@ import msgspec
 
 from evener_proxy.canonical import EVENT_STREAM, JSON_BODY, CallError, CallRequest, Framing, ModelInfo, Reply
 from evener_proxy.dialects import openai
-from evener_proxy.dialects.chat_ids import SharedIds
+from evener_proxy.dialects.chat_ids import CallIds
 from evener_proxy.messages import inline
 
 _FINISH = {"stop", "length", "tool_calls", "content_filter"}
@@ -164,7 +164,7 @@ def _messages(raw: list[msgspec.Raw]) -> tuple[list[msgspec.Raw], int]:
         raise CallError(400, "invalid_request", "messages must not be empty", param="messages")
     messages: list[msgspec.Raw] = []
     systems = 0
-    shared = SharedIds()
+    ids = CallIds()
     for message in raw:
         head = _looked_at.decode(message)
         role = head.role
@@ -174,9 +174,9 @@ def _messages(raw: list[msgspec.Raw]) -> tuple[list[msgspec.Raw], int]:
         if role == "developer" or bytes(head.reasoning_content):
             message = _renamed(message)
         if role == "assistant":
-            message = shared.told_apart(message, head.tool_calls)
+            message = ids.told_apart(message, head.tool_calls)
         elif role == "tool":
-            message = shared.answered(message, head.tool_call_id)
+            message = ids.answered(message, head.tool_call_id)
         messages.append(message)
     return messages, systems
 
