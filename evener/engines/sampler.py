@@ -6,6 +6,7 @@ have no text.
 """
 
 import asyncio
+import math
 from array import array
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -21,7 +22,11 @@ from evener.trace.record import Ids, Level, Logprobs
 
 
 class EngineUnavailable(Exception):
-    """The engine did not answer, or failed, or cut the call: the same request may be sent again."""
+    """The engine did not answer, or failed, or cut the call: the same request may be sent again. ``busy``: it said 429."""
+
+    def __init__(self, message: str, *, busy: bool = False) -> None:
+        self.busy = busy
+        super().__init__(message)
 
 
 class EngineRefused(Exception):
@@ -166,7 +171,7 @@ class Sampler(Protocol):
 
 
 class _Logprob(msgspec.Struct, gc=False):
-    logprob: float
+    logprob: float | None  # null is how JSON encoders write what is not finite
     token: str = ""
 
 
@@ -358,7 +363,8 @@ class VllmSampler:
         except HttpError as error:
             raise EngineUnavailable(f"{method} {self._url}{path}: {error}") from error
         if status >= 500 or status == 429:
-            raise EngineUnavailable(f"{method} {self._url}{path}: {status}: {content[:300].decode(errors='replace')}")
+            said = content[:300].decode(errors="replace")
+            raise EngineUnavailable(f"{method} {self._url}{path}: {status}: {said}", busy=status == 429)
         if status >= 400:
             raise _refused(status, content)
         return content
@@ -448,7 +454,8 @@ def _token_data(
     lengths = (len(choice.token_ids), len(logprobs), reply.usage.completion_tokens)
     if len(set(lengths)) != 1 or len(prompt_ids) != reply.usage.prompt_tokens:
         raise _Flaw(f"token ids, log-probabilities and usage differ in number: {lengths}")
-    values = np.frombuffer(array("f", [each.logprob for each in logprobs]), np.float32)
+    given = [math.nan if each.logprob is None else each.logprob for each in logprobs]
+    values = np.frombuffer(array("f", given), np.float32)
     if len(values) and not (np.isfinite(values).all() and values.max() <= 0):
         raise _Flaw("a log-probability is not finite or greater than 0")
     if logprobs and logprobs[0].token.startswith(_BY_ID):
@@ -460,7 +467,10 @@ def _token_data(
 
 
 def _ids(values: list[int]) -> Ids:
-    return np.frombuffer(array("i", values), np.int32)
+    try:
+        return np.frombuffer(array("i", values), np.int32)
+    except OverflowError as error:
+        raise _Flaw("a token id is not an int32") from error
 
 
 def _versions(runs: list[_Versions] | None, length: int) -> Ids | None:

@@ -18,7 +18,7 @@ from evener import log
 from evener.trace.store import Sending
 from evener_proxy.calls import Calls
 from evener_proxy.canonical import CallError, CountingDialect, Dialect, ModelInfo, R
-from evener_proxy.delivery import Delivery, Headers, Receive, Send, send_json
+from evener_proxy.delivery import Delivery, Headers, Message, Receive, Send, send_json
 from evener_proxy.dialects.anthropic import AnthropicDialect
 from evener_proxy.dialects.chat import ChatDialect
 from evener_proxy.dialects.gemini import GeminiDialect
@@ -124,8 +124,8 @@ class _Routes:
         }
 
         async def call(scope: Scope, receive: Receive, send: Send) -> None:
-            method = scope["path"].rpartition(":")[2]
-            endpoint = self.models if scope["method"] == "GET" else methods.get(method, _unknown)
+            _, colon, method = scope["path"].rpartition(":")
+            endpoint = methods.get(method, _unknown) if colon and scope["method"] != "GET" else self.models
             await endpoint(scope, receive, send)
 
         return call
@@ -182,8 +182,15 @@ class _Guarded:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         dialect = self._choose(scope)
+        started = False
+
+        async def noted(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
         try:
-            await self._endpoint(scope, receive, send)
+            await self._endpoint(scope, receive, noted)
             return
         except CallError as raised:
             error = raised
@@ -192,6 +199,11 @@ class _Guarded:
         except RedisError as raised:
             _log.error("store_failed", path=scope["path"], error=str(raised))
             error = CallError(503, "capture_unavailable", "the capture store does not answer", retry_after=5)
+        except Exception as raised:  # the supervisor of calls: a fault of ours has the caller's envelope, too
+            if started:
+                raise
+            _log.error("call_failed", path=scope["path"], exc_info=raised)
+            error = CallError(500, "internal_error", "the proxy failed")
         self._metrics.errors[error.code] += 1
         headers: Headers = []
         if error.retry_after is not None:

@@ -104,7 +104,7 @@ class Calls:
             engine, status = await self._engines.pick(spec, attempt=0)
             tokens = await engine.sampler.tokenize(_to_sample(request, status.model, spec.sampling.temperature))
         except EngineUnavailable as error:
-            raise engine_fault("engine_unavailable", str(error)).error from error
+            raise engine_fault("engine_unavailable", str(error), busy=error.busy).error from error
         except InfraError as error:
             raise engine_fault(error.cause, error.detail).error from error
         except EngineRefused as error:
@@ -165,7 +165,7 @@ class Calls:
                 self._metrics.engine_failures += 1
                 _log.warning("engine_failed", call_id=call.id, session_id=call.session.spec.session_id, error=str(error))
                 if time.monotonic() + pause > deadline:
-                    raise engine_fault("engine_unavailable", str(error)) from error
+                    raise engine_fault("engine_unavailable", str(error), busy=error.busy) from error
             except InfraError as error:
                 raise engine_fault(error.cause, error.detail) from error
             await asyncio.sleep(pause)

@@ -83,6 +83,7 @@ class Delivery:
         except CallError as error:
             flight.over = True
             await response.fail(error)
+            self._metrics.errors[error.code] += 1  # one whose head is held is counted where it is told
             return
         except asyncio.CancelledError:
             flight.over = True

@@ -1,7 +1,8 @@
 """What an agent is told when a call ends without a sample, and what its session keeps of it: the one place that says so.
 
-A failure of ours is 503, which agents ask again after; what is wrong with the request is 400; a session that ends is never an
-error, but a last reply (`budget`). The cause is a row of `evener.errors.CAUSES`. Used by the calls.
+A failure of ours is 503, and an engine that stays too busy 429: agents ask again after both. What is wrong with the request is
+400, or 413. A session that ends is never an error, but a last reply (`budget`). The cause is a row of `evener.errors.CAUSES`.
+Used by the calls.
 """
 
 from evener.engines.sampler import EngineRefused
@@ -21,9 +22,11 @@ class Fault(Exception):
         super().__init__(str(error))
 
 
-def engine_fault(cause: str, detail: str) -> Fault:
-    """The engine failed. The detail names hosts, which are not the agent's business."""
+def engine_fault(cause: str, detail: str, *, busy: bool = False) -> Fault:
+    """The engine failed, or is ``busy``. The detail names hosts, which are not the agent's business."""
     error = CallError(503, cause, f"the inference engine failed ({cause})", retry_after=5)
+    if busy:
+        error = CallError(429, "rate_limit_exceeded", "the inference engine takes no more requests now", retry_after=5)
     return Fault(error, cause=cause, detail=detail)
 
 
@@ -31,9 +34,10 @@ def request_fault(error: EngineRefused) -> Fault | Spent:
     """The engine found the request wrong: the agent's fault only where it is about what the agent sent."""
     if error.context_full:
         return Spent("context")
-    if error.status in (400, 422):
+    if error.status in (400, 413, 422):
         message = error.message if error.told else "the inference engine refused the request"
-        return Fault(CallError(400, "invalid_request", message, param=error.param), detail=error.message)
+        status, code = (413, "request_too_large") if error.status == 413 else (400, "invalid_request")
+        return Fault(CallError(status, code, message, param=error.param), detail=error.message)
     return engine_fault("engine_error", str(error))
 
 

@@ -6,6 +6,7 @@ Any number of replicas may run on one Redis; each has a name of its own and a le
 
 import asyncio
 import contextlib
+import logging
 import socket
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from typing import Any
@@ -118,6 +119,8 @@ class _Server(uvicorn.Server):
 
 
 def _config(app: Callable[..., Any], *, drain_s: float) -> uvicorn.Config:
+    # `access_log=False` takes the handlers away that are there now. A line of it may hold a key (``?key=``): none is ever made.
+    logging.getLogger("uvicorn.access").disabled = True
     return uvicorn.Config(
         app,
         http="httptools",

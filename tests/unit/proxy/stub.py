@@ -5,7 +5,7 @@ import contextlib
 import json
 import random
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -189,13 +189,18 @@ async def eventually(check: Callable[[], Awaitable[bool]], *, seconds: float = 2
 
 @contextlib.asynccontextmanager
 async def running_proxy(
-    engine: StubEngine, redis: Any, patience: Patience | None = None, retry_s: float = 60.0, **fields: Any
+    engine: StubEngine,
+    redis: Any,
+    patience: Patience | None = None,
+    retry_s: float = 60.0,
+    others: Sequence[StubEngine] = (),
+    **fields: Any,
 ) -> AsyncIterator[Proxy]:
     settings = Settings(
         data=Path("/nonexistent"),
         proxy_port=free_port(),
         admin_port=free_port(),
-        engine_urls=[engine.url],
+        engine_urls=[each.url for each in (engine, *others)],
         admin_token=SecretStr(TOKEN),
         **fields,
     )

@@ -49,6 +49,9 @@ async def test_the_key_is_not_in_redis(proxy):
     [
         ("GET", "/v1/chat/completions", 405),
         ("DELETE", "/v1/models", 405),
+        ("DELETE", "/v1/models/tiny", 405),
+        ("POST", "/v1beta/models/tiny", 405),
+        ("POST", "/v1beta/models/tiny:embedContent", 404),
         ("POST", "/v1/embeddings", 404),
         ("GET", "/", 404),
         ("GET", "/v1/sessions/x", 404),

@@ -434,6 +434,7 @@ async def test_a_reply_that_could_not_be_sent_is_marked(proxy, monkeypatch):
     body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
     async with proxy.http.post(proxy.url + "/v1/chat/completions", json=body, headers={"x-api-key": key}) as response:
         assert response.status == 500
+        assert (await response.json())["error"]["code"] == "internal_error"
 
     async def marked() -> bool:
         return [record.delivered for record in await proxy.store.load(session)] == ["no"]

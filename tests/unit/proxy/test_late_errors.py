@@ -59,6 +59,8 @@ async def test_a_late_error_of_a_document_is_raised(hasty, engine, name):
     with pytest.raises(RAISED):
         await ASKS[name](hasty, key, 0)
     assert await hasty.store.load(session) == []
+    async with hasty.http.get(hasty.admin_url + "/metrics") as response:
+        assert 'evener_proxy_errors_total{code="invalid_request"} 1\n' in await response.text()
 
 
 @pytest.mark.parametrize("name", ["chat", "responses", "anthropic"])

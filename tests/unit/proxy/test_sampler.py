@@ -79,6 +79,9 @@ def changed(change) -> bytes:
         lambda reply, _: reply["usage"].update(completion_tokens=1),
         lambda reply, _: reply["prompt_token_ids"].pop(),
         lambda _, choice: choice["logprobs"]["content"][3].update(logprob=0.001),
+        lambda _, choice: choice["logprobs"]["content"][3].update(logprob=None),
+        lambda _, choice: choice["logprobs"]["content"][3].update(logprob=-1e300),
+        lambda _, choice: choice["token_ids"].__setitem__(0, 2**40),
         lambda _, choice: choice.update(weight_versions=[{"version": "1", "start": 0, "end": 5}]),
     ],
 )

@@ -119,9 +119,9 @@ class _History:
         self._texts, self._thoughts, self._calls = [], [], []
 
     def _call(self, block: Block, path: str) -> ToolCall:
-        name = text_field(block, "name", path)
-        if not name:
+        if block.get("name") is None:
             raise wrong(f"{path}.name", "Field required")
+        name = text_field(block, "name", path)  # may be empty: a model can write so, and the agent sends it back
         given = block.get("input")
         if given is not None and not isinstance(given, dict):
             raise wrong(f"{path}.input", "Input should be an object")

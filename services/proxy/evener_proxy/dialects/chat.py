@@ -12,7 +12,7 @@ import msgspec
 
 from evener_proxy.canonical import EVENT_STREAM, JSON_BODY, CallError, CallRequest, Framing, ModelInfo, Reply
 from evener_proxy.dialects import openai
-from evener_proxy.dialects.chat_ids import SharedIds
+from evener_proxy.dialects.chat_ids import CallIds
 from evener_proxy.messages import inline
 
 _FINISH = {"stop", "length", "tool_calls", "content_filter"}
@@ -74,6 +74,10 @@ class _Format(msgspec.Struct):
     type: str
 
 
+class _Tool(msgspec.Struct):
+    type: str = "function"
+
+
 _SAMPLING = (
     "temperature",
     "top_p",
@@ -91,6 +95,8 @@ _SAMPLING = (
 )
 _body = msgspec.json.Decoder(_Body)
 _looked_at = msgspec.json.Decoder(_Head)
+_tool_list = msgspec.json.Decoder(list[_Tool])
+_OWN_TOOLS = ("function", "custom")  # those that the API's types have; other APIs of this format have others, of their own
 _encode = msgspec.json.Encoder().encode
 
 
@@ -111,6 +117,7 @@ class ChatDialect:
                 raise CallError(400, "invalid_request", "functions: send tools, which replaced them", param="functions")
             messages, systems = _messages(asked.messages)
             constrained = _constrained(asked)
+            tools, hosted = _tools(asked.tools)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise CallError(400, "invalid_request", str(error)) from error
         except RecursionError as error:
@@ -119,15 +126,15 @@ class ChatDialect:
             model=asked.model,
             messages=messages,
             systems=systems,
-            tools=_tools(asked.tools),
-            tool_choice=_given(asked.tool_choice),
+            tools=tools,
+            tool_choice=_given(asked.tool_choice) if tools is not None or constrained else None,
             parallel_tool_calls=asked.parallel_tool_calls,
             response_format=_given(asked.response_format) if constrained == "response_format" else None,
             stop=[asked.stop] if isinstance(asked.stop, str) else asked.stop,
             max_tokens=_max_tokens(asked),
             stream=bool(asked.stream),
             constrained=constrained,
-            hosted_tools=0,
+            hosted_tools=hosted,
             asked={name: value for name in _SAMPLING if (value := getattr(asked, name)) is not None},
             include_usage=asked.stream_options is not None and asked.stream_options.include_usage is True,
         )
@@ -164,7 +171,7 @@ def _messages(raw: list[msgspec.Raw]) -> tuple[list[msgspec.Raw], int]:
         raise CallError(400, "invalid_request", "messages must not be empty", param="messages")
     messages: list[msgspec.Raw] = []
     systems = 0
-    shared = SharedIds()
+    ids = CallIds()
     for message in raw:
         head = _looked_at.decode(message)
         role = head.role
@@ -174,25 +181,32 @@ def _messages(raw: list[msgspec.Raw]) -> tuple[list[msgspec.Raw], int]:
         if role == "developer" or bytes(head.reasoning_content):
             message = _renamed(message)
         if role == "assistant":
-            message = shared.told_apart(message, head.tool_calls)
+            message = ids.told_apart(message, head.tool_calls)
         elif role == "tool":
-            message = shared.answered(message, head.tool_call_id)
+            message = ids.answered(message, head.tool_call_id)
         messages.append(message)
     return messages, systems
 
 
-def _tools(raw: msgspec.Raw) -> msgspec.Raw | None:
-    """The tools; without ``strict``, for which an engine would constrain what is sampled."""
+def _tools(raw: msgspec.Raw) -> tuple[msgspec.Raw | None, int]:
+    """The tools, and how many were left out because only a vendor can run them.
+
+    They lose ``strict``, for which an engine would constrain what is sampled.
+    """
     given = _given(raw)
-    if given is None or not (b'"strict"' in bytes(given) or _ESCAPE in bytes(given)):
-        return given
-    tools: Any = msgspec.json.decode(given)
-    found = False
-    for tool in tools if isinstance(tools, list) else ():
-        if isinstance(tool, dict) and isinstance(tool.get("function"), dict) and "strict" in tool["function"]:
-            del tool["function"]["strict"]
-            found = True
-    return msgspec.Raw(_encode(tools)) if found else given
+    if given is None:
+        return None, 0
+    hosted = [tool.type not in _OWN_TOOLS for tool in _tool_list.decode(given)]
+    if not (any(hosted) or b'"strict"' in bytes(given) or _ESCAPE in bytes(given)):
+        return given, 0
+    listed: list[dict[str, Any]] = msgspec.json.decode(given)
+    tools = [tool for tool, left_out in zip(listed, hosted, strict=True) if not left_out]
+    strict = [tool["function"] for tool in tools if isinstance(tool.get("function"), dict) and "strict" in tool["function"]]
+    for function in strict:
+        del function["strict"]
+    if not (any(hosted) or strict):
+        return given, 0
+    return msgspec.Raw(_encode(tools)) if tools else None, sum(hosted)
 
 
 def _check_media(content: msgspec.Raw, place: int) -> None:

@@ -298,7 +298,7 @@ _objects = st.builds(
     st.dictionaries(st.text(max_size=5), _json, max_size=3),
     _spacing,
 )
-_calls = st.lists(st.tuples(st.text(min_size=1, max_size=8), _objects | st.text(max_size=8)), max_size=3)
+_calls = st.lists(st.tuples(st.text(max_size=8), _objects | st.text(max_size=8)), max_size=3)
 _said = st.none() | st.text(max_size=20)
 
 

@@ -151,6 +151,23 @@ def test_strict_tools_would_constrain_the_engine():
     assert json.loads(bytes(request.tools)) == [{"type": "function", "function": function}]
 
 
+def test_tools_that_only_a_vendor_runs_are_left_out():
+    function = {"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}
+    hosted = [{"type": "web_search"}, {"type": "builtin_function", "function": {"name": "$web_search"}}]
+    request = DIALECT.parse(json.dumps(BODY | {"tools": [hosted[0], function, hosted[1]], "tool_choice": "auto"}).encode(), "")
+    assert (json.loads(bytes(request.tools)), request.hosted_tools) == ([function], 2)
+    assert bytes(request.tool_choice) == b'"auto"'
+    request = DIALECT.parse(json.dumps(BODY | {"tools": hosted, "tool_choice": "auto"}).encode(), "")
+    assert (request.tools, request.tool_choice, request.hosted_tools) == (None, None, 2)
+
+
+@pytest.mark.parametrize("tools", [{}, ["bash"], [{"type": 1}], "x"])
+def test_tools_of_a_wrong_shape_are_refused(tools):
+    with pytest.raises(CallError) as error:
+        DIALECT.parse(json.dumps(BODY | {"tools": tools}).encode(), "")
+    assert error.value.status == 400
+
+
 def test_functions_that_tools_replaced_are_refused_rather_than_lost():
     with pytest.raises(CallError, match="functions"):
         DIALECT.parse(json.dumps(BODY | {"functions": [{"name": "f"}]}).encode(), "")
