@@ -116,7 +116,7 @@ async def declare_queues(amqp: str) -> None:
     """Make every queue before anybody is killed.
 
     RabbitMQ notes a new quorum queue on its disk half a second after it said that it has it. One that is killed in between
-    comes back with a queue that never has a leader (rabbitmq-server#15725); its consumers delete it after a while.
+    comes back with a queue that never has a leader (rabbitmq-server#15725), which only its deletion mends.
     """
     bus = connect(amqp)
     try:

@@ -9,7 +9,7 @@ import aio_pika
 import pytest
 
 from evener.bus import DeadLetter, connect, publish_patiently
-from evener.bus.amqp import AmqpBus, mend
+from evener.bus.amqp import AmqpBus
 from evener.bus.amqp.link import Link
 from evener.bus.amqp.publisher import MAX_BODY, Publisher
 from evener.bus.amqp.topology import EXCHANGE, Topology
@@ -124,16 +124,6 @@ async def test_a_consumer_that_the_broker_cancels_subscribes_again(bus: AmqpBus,
         await asyncio.sleep(0.5)
         await bus.publish(command(1))
         await (await waiting).ack()
-
-
-async def test_a_queue_that_is_served_is_left_alone(bus: AmqpBus, fresh_amqp_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long its consumers say that they were not accepted: the broker was slow, or away."""
-    monkeypatch.setattr(mend, "SILENT_S", 0.0)
-    await bus.publish(command(1))
-    link = Link(fresh_amqp_url, "test")
-    await mend.Mender(link, Topology()).refused(ROLLOUTS)
-    await link.close()
-    assert await bus.depth(ROLLOUTS) == 1
 
 
 async def test_a_wiped_broker_is_declared_again_by_the_publisher(bus: AmqpBus, fresh_amqp_url: str) -> None:

@@ -12,7 +12,6 @@ from aio_pika.exceptions import ChannelNotFoundEntity
 from evener.bus.amqp.consumer import AmqpConsumer
 from evener.bus.amqp.dead import Graveyard
 from evener.bus.amqp.link import Link, Lost, farewell, guard, persist
-from evener.bus.amqp.mend import Mender
 from evener.bus.amqp.publisher import Publisher
 from evener.bus.amqp.topology import Topology
 from evener.bus.port import PATIENCE_S, DeadLetter
@@ -28,7 +27,6 @@ class AmqpBus:
         self._patience_s = patience_s
         self._topology = Topology()
         self._consumers = Link(url, "consumer")
-        self._mender = Mender(self._consumers, self._topology)
         self._publisher = Publisher(Link(url, "publisher"), self._topology, patience_s)
         self._graveyard = Graveyard(self._publisher, self._topology)
 
@@ -43,7 +41,7 @@ class AmqpBus:
 
     def consume(self, queue: str, *, prefetch: int = 1) -> AmqpConsumer:
         """A consumer of ``queue``; it costs a channel, not a connection."""
-        return AmqpConsumer(self._consumers, self._publisher, self._topology, self._mender, queue, prefetch)
+        return AmqpConsumer(self._consumers, self._publisher, self._topology, queue, prefetch)
 
     async def depth(self, queue: str) -> int:
         """How many messages are ready. Raises InfraError."""

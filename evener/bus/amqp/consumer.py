@@ -1,8 +1,7 @@
 """A consumer outlives its channel: after any loss `get` subscribes again under a fresh tag, and the broker delivers again.
 
-A queue that answers nobody is seen to (`mend`). aio-pika's robust consumers are not used: they subscribe again under the old
-tag, which RabbitMQ 4.3 answers by closing the whole connection after a consumer time-out. Up to 4.2 a time-out closes the
-channel; both end here in one way.
+aio-pika's robust consumers are not used: they subscribe again under the old tag, which RabbitMQ 4.3 answers by closing the
+whole connection after a consumer time-out. Up to 4.2 a time-out closes the channel; both end here in one way.
 
 Rejections are counted in a header of ours, in a new copy of the message. The broker's own count is no measure of failure:
 RabbitMQ 3.10 and 4.0 count a `nack` as well, and all versions up to 4.3 count a closed channel. Its limit (in the policy)
@@ -18,7 +17,6 @@ from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 
 from evener import log
 from evener.bus.amqp.link import CLOSE_S, Link, Lost, Refused, farewell, guard, pauses
-from evener.bus.amqp.mend import Mender
 from evener.bus.amqp.publisher import Publisher
 from evener.bus.amqp.topology import Topology
 from evener.bus.port import DELIVERY_LIMIT, retry_pause
@@ -138,10 +136,9 @@ async def _settle(raw: AbstractIncomingMessage, *, ack: bool) -> None:
 class AmqpConsumer:
     """Takes at most ``prefetch`` messages at a time out of one queue, on a channel of the shared consumer connection."""
 
-    def __init__(self, link: Link, publisher: Publisher, topology: Topology, mender: Mender, queue: str, prefetch: int) -> None:
+    def __init__(self, link: Link, publisher: Publisher, topology: Topology, queue: str, prefetch: int) -> None:
         self.queue = queue
         self._link = link
-        self._mender = mender
         self._publisher = publisher
         self._topology = topology
         self._prefetch = prefetch
@@ -216,13 +213,10 @@ class AmqpConsumer:
             subscription = _Subscription(await self._link.channel(confirms=False))
             try:
                 await subscription.start(self.queue, self._prefetch)
-            except BaseException as error:
+            except BaseException:
                 self._topology.forget()
                 await subscription.stop()
-                if isinstance(error, Lost):
-                    await self._mender.refused(self.queue)
                 raise
-            self._mender.answered(self.queue)
         except Refused as error:
             raise InfraError("bus_refused", f"consuming {self.queue} on {self._link.place}: {error}") from error
         return subscription

@@ -1,13 +1,13 @@
 """Whether a broker takes a message and not only a connection: under a memory or disk alarm it accepts one and takes none.
 
-What is made for the question goes with its connection. Called by ``evener doctor``, and by `mend`.
+What is made for the question goes with its connection. Called by ``evener doctor``.
 """
 
 import asyncio
 from collections.abc import Sequence
 
 from aio_pika import Message
-from aio_pika.abc import AbstractIncomingMessage, AbstractQueue
+from aio_pika.abc import AbstractIncomingMessage
 from aio_pika.exceptions import ChannelNotFoundEntity
 
 from evener.bus.amqp.link import Link, Lost, Refused, farewell, guard
@@ -42,17 +42,21 @@ async def probe(url: str) -> str | None:
 
 
 async def leaderless(url: str, queues: Sequence[str]) -> list[str]:
-    """Those of ``queues`` that exist and serve nobody: quorum queues without a leader (`mend`). Raises Lost, Refused."""
+    """Those of ``queues`` that exist and serve nobody.
+
+    A broker that is killed within half a second of a quorum queue's declaration comes back with one that has no leader, for
+    good (rabbitmq-server#15725): what is published to it or consumed from it waits for ever. Raises Lost, Refused.
+    """
     link = Link(url, "doctor")
     try:
-        found = await asyncio.gather(*(serves(link, queue) for queue in queues))
+        found = await asyncio.gather(*(_serves(link, queue) for queue in queues))
     finally:
         await link.close()
     return [queue for queue, serves in zip(queues, found, strict=True) if not serves]
 
 
-async def serves(link: Link, queue: str) -> bool:
-    """Whether a consumer of a queue is accepted; one that is absent is made when it is needed. Raises Lost, Refused."""
+async def _serves(link: Link, queue: str) -> bool:
+    """Whether a consumer of an existing queue is accepted; with the least priority, it gets only what nobody else would."""
     channel = await link.channel(confirms=False)
     try:
         try:
@@ -62,19 +66,14 @@ async def serves(link: Link, queue: str) -> bool:
                 return True
             raise
         await guard(channel.set_qos(prefetch_count=1))
-        return await is_served(there)
+        try:
+            tag = await guard(there.consume(_keep, arguments={"x-priority": LEAST}), TAKE_S)
+        except Lost:
+            return False
+        await guard(there.cancel(tag))
+        return True
     finally:
         await farewell(channel.close())
-
-
-async def is_served(queue: AbstractQueue) -> bool:
-    """Whether a consumer is accepted; with the least priority, it gets only what nobody else would. Raises Refused."""
-    try:
-        tag = await guard(queue.consume(_keep, arguments={"x-priority": LEAST}), TAKE_S)
-        await guard(queue.cancel(tag))
-    except Lost:
-        return False
-    return True
 
 
 async def _keep(_message: AbstractIncomingMessage) -> None:
