@@ -69,10 +69,23 @@ class Lane:
                     answers = await self._execute(batch)
                 except (RedisError, OSError) as error:
                     answers = [error if isinstance(error, RedisError) else RedisError(str(error))] * len(batch)
+                except asyncio.CancelledError:  # the event loop ends: nobody may wait for ever meanwhile
+                    for waiting in batch:
+                        _settle(waiting.result, RedisError("the event loop ended"))
+                    await self._leave()
+                    raise
                 for waiting, answer in zip(batch, answers, strict=True):
                     _settle(waiting.result, answer)
         finally:
-            self._sending = None
+            # Whoever cleans up after its own cancellation still has something to say.
+            self._sending = asyncio.create_task(self._send()) if self._waiting else None
+
+    async def _leave(self) -> None:
+        """Close the connection, some of whose answers may not have been read; the next trip opens it again."""
+        self._loaded.clear()
+        self._server = None  # perhaps it is another one then
+        if self._connection is not None:
+            await self._connection.disconnect(nowait=True)
 
     async def _execute(self, batch: Sequence[_Waiting]) -> list[Any]:
         answers = await self._pipeline(batch)
@@ -88,14 +101,7 @@ class Lane:
         """The answers to ``batch``; sent again on a new connection where one fails, since a repeated script changes nothing."""
         if self._connection is None:
             self._connection = await self._pool.get_connection()
-        connection = self._connection
-
-        async def leave(_: Exception) -> None:
-            self._loaded.clear()
-            self._server = None  # perhaps it is another one now
-            await connection.disconnect()
-
-        answers = await PATIENCE.call_with_retry(lambda: self._trip(batch), leave)
+        answers = await PATIENCE.call_with_retry(lambda: self._trip(batch), lambda _: self._leave())
         self._loaded.update(waiting.script for waiting in batch)
         return answers
 
