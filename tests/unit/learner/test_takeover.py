@@ -7,6 +7,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from accelerate.state import AcceleratorState
 from sqlalchemy import text
 
 from evener.messages import StepFinished
@@ -83,8 +84,10 @@ async def served_version(world: World, engine: StubEngine) -> None:
 
 @pytest.mark.parametrize("end", ["killed", "cut off"])
 async def test_once_the_second_learner_waits_and_takes_over_when_the_first_is_silent(
-    world: World, tmp_path: Path, end: str
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
+    # Two learners are two processes. Here they are one, whose state transformers has forgotten for each new trainer.
+    monkeypatch.setattr(AcceleratorState, "_reset_state", staticmethod(lambda *_, **__: None))
     policy, engine, stop = tiny_policy(tmp_path / "policy"), StubEngine(), asyncio.Event()
     steps = record_steps(world)
     async with serving(engine.handle) as url, Relay(urlsplit(world.settings.api).port or 0) as relay:
