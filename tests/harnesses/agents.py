@@ -149,8 +149,8 @@ def _opencode_files(access: Access) -> dict[str, bytes]:
     return {".config/opencode/opencode.json": json.dumps(config).encode()}
 
 
-def _opencode_argv(_: str, access: Access) -> list[str]:
-    return [*_opencode_untitled_argv(_, access), "--title", "task"]
+def _opencode_argv(profile: str, access: Access) -> list[str]:
+    return [*_opencode_untitled_argv(profile, access), "--title", "task"]
 
 
 def _opencode_untitled_argv(_: str, access: Access) -> list[str]:

@@ -147,22 +147,25 @@ def _stop_training(tx: Transaction, run: Run, reason: str) -> None:
 async def _solved_whole(tx: Transaction, run: Run, groups: Sequence[Row[str, GroupState]], enough: int) -> bool:
     """Whether each of ``groups``, at least ``enough``, was skipped since every rollout was solved, and no task is failed whole.
 
-    A task that was failed whole sits a pass out, so that its group is seldom among the last.
+    A task that a harness failed whole sits a pass out, so that its group is seldom among the last.
     """
     if len(groups) < enough or any(state is not GroupState.SKIPPED for _, state in groups):
         return False
-    by_task = (
+    by_turn = (
         select(
             Group.id,
             Group.state,
             func.row_number()
-            .over(partition_by=Group.task_digest, order_by=(Group.disposed_at.desc(), Group.id.desc()))
+            .over(
+                partition_by=(Group.harness, Group.profile, Group.task_digest),
+                order_by=(Group.disposed_at.desc(), Group.id.desc()),
+            )
             .label("back"),
         )
         .where(Group.run_id == run.id, Group.purpose == "train", Group.disposed_at.is_not(None))
         .subquery()
     )
-    latest = select(by_task.c.id).where(by_task.c.back == 1, by_task.c.state == GroupState.SKIPPED)
+    latest = select(by_turn.c.id).where(by_turn.c.back == 1, by_turn.c.state == GroupState.SKIPPED)
     unsolved = select(Rollout.id).where(
         Rollout.group_id.in_([group for group, _ in groups]) | Rollout.group_id.in_(latest),
         Rollout.state == RolloutState.SCORED,
