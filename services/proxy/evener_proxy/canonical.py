@@ -22,8 +22,9 @@ class CallRequest:
 
     ``max_tokens`` and ``stop`` are honoured; the other sampling wishes are in ``asked`` for the record. ``constrained`` names
     the field that asks for constrained decoding, None where nothing does. ``hosted_tools``: how many tools, and items of such
-    tools, were left out because only the vendor can run them. ``kept``: the keep-alives that have left before its reply. A
-    dialect adds in a class of its own what its replies repeat of the request.
+    tools, were left out because only the vendor can run them. ``kept``: the keep-alives that have left before its reply;
+    ``began``: the id and the time that they gave it, where they are events of it. A dialect adds in a class of its own what
+    its replies repeat of the request.
     """
 
     model: str
@@ -40,6 +41,13 @@ class CallRequest:
     hosted_tools: int
     asked: dict[str, Any]
     kept: int = field(default=0, init=False)
+    began: tuple[str, int] | None = field(default=None, init=False)
+
+    def begin(self) -> tuple[str, int]:
+        """The id and the time of a reply whose first event leaves before it is there."""
+        if self.began is None:
+            self.began = (secrets.token_hex(12), int(time.time()))
+        return self.began
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,7 +135,7 @@ class Framing:
 
 
 JSON_BODY = Framing(b"application/json", b" ")
-EVENT_STREAM = Framing(b"text/event-stream; charset=utf-8", b": keep-alive\n\n")
+EVENT_STREAM = b"text/event-stream; charset=utf-8"
 
 R = TypeVar("R", bound=CallRequest)
 

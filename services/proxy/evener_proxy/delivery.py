@@ -1,7 +1,7 @@
 """The last bytes of a reply leave after its capture is committed; an agent that leaves ends its call.
 
 The head of the response is held until the call has ended or the dialect's grace is over, so that a failure has its status
-code. After that the agent gets 200 and what says nothing (SSE comments, spaces before JSON) until the call ends; a
+code. After that the agent gets 200 and what adds nothing to the reply (empty chunks, spaces before JSON) until the call ends; a
 late failure is an event of the dialect in a stream, and a broken connection in a document. Raw ASGI: a plain endpoint would
 not learn that its client has gone.
 """

@@ -103,8 +103,27 @@ async def test_a_late_reply_is_kept_alive_in_both_forms(hasty, engine):
     body["stream"] = True
     async with hasty.http.post(hasty.url + "/v1/chat/completions", json=body, headers={"x-api-key": key}) as response:
         raw = await response.read()
-    assert raw.startswith(b": keep-alive\n\n: keep-alive\n\n")
     assert raw.endswith(b"data: [DONE]\n\n")
+    events = [event.removeprefix(b"data: ") for event in raw.split(b"\n\n") if event]
+    chunks = [json.loads(event) for event in events[:-1]]
+    assert len({(chunk["id"], chunk["created"]) for chunk in chunks}) == 1
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert deltas[:3] == [{"role": "assistant", "content": ""}, {"content": ""}, {"content": ""}]
+    assert [delta for delta in deltas if "role" in delta] == deltas[:1]
+    assert "".join(delta.get("content", "") for delta in deltas) == "reply 1"
+
+
+async def test_a_late_stream_is_the_reply_for_the_client_library(hasty, engine):
+    engine.script.append(slow(engine, 0.6))
+    _, key = await hasty.open()
+    client = openai.AsyncOpenAI(base_url=hasty.url + "/v1", api_key=key, max_retries=0)
+    async with client.chat.completions.stream(
+        model="tiny", messages=[{"role": "user", "content": "hi"}], stream_options={"include_usage": True}
+    ) as stream:
+        final = await stream.get_final_completion()
+    assert (final.choices[0].message.role, final.choices[0].message.content) == ("assistant", "reply 0")
+    assert final.choices[0].finish_reason == "stop"
+    assert final.usage is not None
 
 
 async def test_a_late_response_is_kept_alive_by_events(hasty, engine):

@@ -6,6 +6,7 @@ both forms say the same.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -96,6 +97,7 @@ _SAMPLING = (
 _body = msgspec.json.Decoder(_Body)
 _looked_at = msgspec.json.Decoder(_Head)
 _tool_list = msgspec.json.Decoder(list[_Tool])
+_OPENING = {"role": "assistant", "content": ""}
 _OWN_TOOLS = ("function", "custom")  # those that the API's types have; other APIs of this format have others, of their own
 _encode = msgspec.json.Encoder().encode
 
@@ -141,7 +143,7 @@ class ChatDialect:
 
     def framing(self, request: ChatRequest) -> Framing:
         """Server-sent events where a stream is asked for."""
-        return EVENT_STREAM if request.stream else JSON_BODY
+        return _CHUNKS if request.stream else JSON_BODY
 
     def render(self, request: ChatRequest, reply: Reply) -> bytes:
         """A ``chat.completion``, or its chunks."""
@@ -254,6 +256,18 @@ def _max_tokens(asked: _Body) -> int | None:
     return limit
 
 
+def _keep_alive(request: ChatRequest) -> bytes:
+    """A chunk of the reply to come that adds nothing to it, the first one with its role.
+
+    A comment would not do: qwen-code asks again after four minutes without a chunk.
+    """
+    head = _chunk_head(request, *request.begin())
+    return _event(head | {"choices": [_choice({"content": ""} if request.kept else _OPENING)]})
+
+
+_CHUNKS = Framing(EVENT_STREAM, _keep_alive)
+
+
 def _document(request: ChatRequest, reply: Reply) -> bytes:
     message: dict[str, Any] = {"role": "assistant", "content": reply.content, "refusal": None}
     if reply.reasoning is not None:
@@ -261,22 +275,29 @@ def _document(request: ChatRequest, reply: Reply) -> bytes:
     if reply.tool_calls:
         message["tool_calls"] = _tool_calls(reply)
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _finish(reply)}
-    return _encode(_head(request, reply, "chat.completion") | {"choices": [choice], "usage": _usage(reply)})
+    head = _head(request, reply.id, reply.created, "chat.completion")
+    return _encode(head | {"choices": [choice], "usage": _usage(reply)})
 
 
 def _stream(request: ChatRequest, reply: Reply) -> bytes:
-    """The ``chat.completion.chunk`` events: role, reasoning, content, tool calls, finish, usage where asked, ``[DONE]``."""
-    head = _head(request, reply, "chat.completion.chunk")
-    if request.include_usage:
-        head["usage"] = None
-    chunks = [_event(head | {"choices": [choice]}) for choice in _choices(reply)]
+    """The ``chat.completion.chunk`` events: role, reasoning, content, tool calls, finish, usage where asked, ``[DONE]``.
+
+    The role has left where a keep-alive has; client libraries that add chunks up would say it twice.
+    """
+    head = _chunk_head(request, *(request.began or (reply.id, reply.created)))
+    chunks = [_event(head | {"choices": [choice]}) for choice in islice(_choices(reply), bool(request.kept), None)]
     if request.include_usage:
         chunks.append(_event(head | {"choices": [], "usage": _usage(reply)}))
     return b"".join((*chunks, b"data: [DONE]\n\n"))
 
 
-def _head(request: ChatRequest, reply: Reply, kind: str) -> dict[str, Any]:
-    return {"id": "chatcmpl-" + reply.id, "object": kind, "created": reply.created, "model": request.model}
+def _head(request: ChatRequest, reply_id: str, created: int, kind: str) -> dict[str, Any]:
+    return {"id": "chatcmpl-" + reply_id, "object": kind, "created": created, "model": request.model}
+
+
+def _chunk_head(request: ChatRequest, reply_id: str, created: int) -> dict[str, Any]:
+    head = _head(request, reply_id, created, "chat.completion.chunk")
+    return head | {"usage": None} if request.include_usage else head
 
 
 def _usage(reply: Reply) -> dict[str, int]:
@@ -300,15 +321,19 @@ def _tool_calls(reply: Reply) -> list[dict[str, Any]]:
 
 
 def _choices(reply: Reply) -> Iterator[dict[str, Any]]:
-    deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
+    deltas: list[dict[str, Any]] = [_OPENING]
     if reply.reasoning:
         deltas.append({"reasoning_content": reply.reasoning})
     if reply.content:
         deltas.append({"content": reply.content})
     deltas += [{"tool_calls": [{"index": index} | call]} for index, call in enumerate(_tool_calls(reply))]
     for delta in deltas:
-        yield {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
-    yield {"index": 0, "delta": {}, "logprobs": None, "finish_reason": _finish(reply)}
+        yield _choice(delta)
+    yield _choice({}) | {"finish_reason": _finish(reply)}
+
+
+def _choice(delta: dict[str, Any]) -> dict[str, Any]:
+    return {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
 
 
 def _event(document: dict[str, Any]) -> bytes:

@@ -99,7 +99,7 @@ _COMPRESSED = {b"\x28\xb5\x2f\xfd": "zstd", b"\x1f\x8b": "gzip", b"\x78\x9c": "d
 _body = msgspec.json.Decoder(_Body)
 _verbatim = msgspec.json.Decoder(_Verbatim)
 _encode = msgspec.json.Encoder().encode
-_EVENTS = Framing(EVENT_STREAM.content_type, keep_alive)
+_EVENTS = Framing(EVENT_STREAM, keep_alive)
 
 
 class ResponsesDialect:

@@ -6,10 +6,9 @@ Source: `openai.types.responses`, ``Response`` and ``ResponseStreamEvent``. A re
 do: an ``error`` event, which client libraries raise, then ``response.failed``.
 """
 
-import secrets
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
 
@@ -28,15 +27,11 @@ Event = dict[str, Any]
 
 @dataclass(slots=True, eq=False)
 class ResponsesRequest(CallRequest):
-    """``repeated``: the fields of the request as its response repeats them. ``sealed``: reasoning has encrypted content.
-
-    ``began``: id and time of a response whose first events have left before its reply is there.
-    """
+    """``repeated``: the fields of the request as its response repeats them. ``sealed``: reasoning has encrypted content."""
 
     table: ToolTable
     repeated: dict[str, Any]
     sealed: bool
-    began: tuple[str, int] = field(default=("", 0), init=False)
 
 
 def document(request: ResponsesRequest, reply: Reply) -> bytes:
@@ -55,9 +50,9 @@ def keep_alive(request: ResponsesRequest) -> bytes:
     A comment would not do: codex waits 300 s for the next event, whatever else comes.
     """
     if not request.kept:
-        request.began = (secrets.token_hex(12), int(time.time()))
-        return b"".join(_framed(_beginning(request, "", 0), 0))
-    return b"".join(_framed(((_IN_PROGRESS, {"response": _response(request, "", 0, "in_progress")}),), request.kept + 1))
+        return b"".join(_framed(_beginning(request, *request.begin()), 0))
+    response = _response(request, *request.begin(), "in_progress")
+    return b"".join(_framed(((_IN_PROGRESS, {"response": response}),), request.kept + 1))
 
 
 def failed_document(request: ResponsesRequest, error: CallError, reply_id: str) -> bytes:
@@ -142,7 +137,7 @@ def _string_events(kind: str, field: str, place: Event, item: Item) -> Iterator[
 
 def _response(request: ResponsesRequest, reply_id: str, created: int, status: str) -> Event:
     """A response without output, under the id and time that it has begun with, where it has."""
-    reply_id, created = request.began if request.began[0] else (reply_id, created)
+    reply_id, created = request.began or (reply_id, created)
     return {
         "id": "resp_" + reply_id,
         "object": "response",
