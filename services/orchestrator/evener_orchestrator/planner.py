@@ -66,17 +66,31 @@ async def _plan_evaluation(tx: Transaction, run: Run, file: RunFile) -> None:
 
 
 async def _plan_training(tx: Transaction, run: Run, file: RunFile, train: Train) -> None:
-    """As many groups as credit and the remaining steps allow."""
+    """As many groups as credit and the remaining steps allow.
+
+    One that is open still, although as many planned after it were trained as can be in flight, sampled what is too old by now:
+    the last steps do not wait for it.
+    """
+    window = (train.max_staleness + 1) * train.groups_per_step
     counts = await tx.session.execute(
         select(
             func.count(),
             func.count().filter(Group.state.in_(IN_FLIGHT)),
             func.count().filter(Group.state == GroupState.TRAINED),
+            func.max(Group.number).filter(Group.state == GroupState.TRAINED),
         ).where(Group.run_id == run.id, Group.purpose == "train")
     )
-    planned, in_flight, trained = counts.one()
-    credit = (train.max_staleness + 1) * train.groups_per_step - in_flight
+    planned, in_flight, trained, last_trained = counts.one()
+    credit = window - in_flight
     needed = train.steps * train.groups_per_step - trained - in_flight
+    if needed < credit and last_trained is not None:
+        late = select(func.count()).where(
+            Group.run_id == run.id,
+            Group.purpose == "train",
+            Group.state == GroupState.OPEN,
+            Group.number <= last_trained - window,
+        )
+        needed += await tx.session.scalar(late) or 0
     if min(credit, needed) <= 0:
         return
     tasks = await _tasks(tx, run, "train")
