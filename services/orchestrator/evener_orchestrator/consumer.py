@@ -80,7 +80,8 @@ async def _apply_when_up(context: Context, message: Message) -> None:
 
 async def apply(context: Context, message: Message) -> None:
     """Apply one event. Raises Conflict where it comes too late."""
-    await context.events.write(await _effect(context, message))
+    about = session_id(message.rollout_id, message.attempt) if isinstance(message, RolloutFinished | RolloutScored) else ""
+    await context.events.write(await _effect(context, message), about=about)
 
 
 async def _effect(context: Context, message: Message) -> Effect:

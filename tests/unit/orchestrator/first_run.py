@@ -203,4 +203,4 @@ async def write_rollout(tx, row, name, place):
     if row.score is not None:
         tx.session.add(Attempt(id=session, rollout_id=name, number=attempts, outcome=row.outcome, created_at=NOW))
     await tx.session.flush()
-    await store(tx, archive)
+    store(tx, archive)

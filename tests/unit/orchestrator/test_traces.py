@@ -51,9 +51,17 @@ def awkward_calls():
     ]
 
 
+async def keep(ledger, *archives):
+    async def work(tx):
+        for archive in archives:
+            store(tx, archive)
+
+    await ledger.write(work)
+
+
 async def test_an_archive_comes_back_exactly(filled):
     archive = await an_archive(awkward_calls())
-    await filled.write(lambda tx: store(tx, archive))
+    await keep(filled, archive)
     async with filled.read() as session:
         calls = (await session.scalars(select(Call).order_by(Call.number))).all()
         sequences = (await session.scalars(select(Sequence).order_by(Sequence.number))).all()
@@ -79,7 +87,8 @@ async def test_a_trace_without_its_attempts_end_is_not_kept(filled):
     archive = await an_archive(a_chain([1, 1]))
 
     async def fail(tx):
-        await store(tx, archive)
+        store(tx, archive)
+        await tx.finish()
         raise LookupError
 
     with pytest.raises(LookupError):
@@ -87,11 +96,27 @@ async def test_a_trace_without_its_attempts_end_is_not_kept(filled):
     async with filled.read() as session:
         for model in (Call, Sequence, SystemText):
             assert await session.scalar(select(func.count()).select_from(model)) == 0
-    await filled.write(lambda tx: store(tx, archive))  # and nothing is left of the try
+    await keep(filled, archive)  # and nothing is left of the try
+
+
+async def test_traces_of_one_transaction_are_written_together_and_each_text_once(ledger):
+    traces, archives = FakeTrace(), []
+    await write(ledger, [a_run(), a_task()], [a_group("g")])
+    for name in ("one", "two"):
+        await write(ledger, [a_rollout(name, "g")], [an_attempt(name)])
+        calls = [dataclasses.replace(call, call_id=f"{name}-{call.number}") for call in a_chain([1, 1])]
+        traces.calls[f"{name}.1"] = calls
+        archives.append(await Archiver(traces).read(f"{name}.1", sealed=sealed(len(calls)), graded=True))
+    await keep(ledger, *archives)
+    async with ledger.read() as session:
+        found = await session.execute(select(Call.attempt_id, func.count()).group_by(Call.attempt_id))
+        assert sorted(map(tuple, found)) == [("one.1", 2), ("two.1", 2)]
+        assert await session.scalar(select(func.count()).select_from(SystemText)) == 1
+        assert {row.attempt_id for row in await session.scalars(select(Sequence))} == {"one.1", "two.1"}
 
 
 async def test_a_trace_is_written_once(filled):
     archive = await an_archive(a_chain([1]))
-    await filled.write(lambda tx: store(tx, archive))
+    await keep(filled, archive)
     with pytest.raises(Exception, match=r"(?i)unique"):
-        await filled.write(lambda tx: store(tx, archive))
+        await keep(filled, archive)

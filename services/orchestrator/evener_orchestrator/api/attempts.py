@@ -26,7 +26,10 @@ async def claim(session: str, request: Request, shared: Shared) -> Response:
     """Lease a queued attempt to a runner; 409 where it is held, over, or its run is not running."""
     body = await read_json(request, Claim)
     lease_s = shared.settings.lease_s
-    return as_json(await shared.requests.write(lambda tx: attempts.claim(tx, session, runner=body.runner, lease_s=lease_s)))
+    lease = await shared.requests.write(
+        lambda tx: attempts.claim(tx, session, runner=body.runner, lease_s=lease_s), about=session
+    )
+    return as_json(lease)
 
 
 @router.post("/heartbeat")
@@ -40,4 +43,4 @@ async def heartbeat(session: str, request: Request, shared: Shared) -> Response:
 @router.post("/scoring")
 async def scoring(session: str, shared: Shared) -> Response:
     """What a verifier is to score, or still scores; 409 where the attempt is past scoring."""
-    return as_json(await shared.requests.write(lambda tx: regrades.order(tx, session)))
+    return as_json(await shared.requests.write(lambda tx: regrades.order(tx, session), about=session))

@@ -22,10 +22,10 @@ from evener_orchestrator.archive import Archive
 from evener_orchestrator.ledger import versions
 from evener_orchestrator.ledger.conflict import Conflict
 from evener_orchestrator.ledger.endings import dispose
-from evener_orchestrator.ledger.engine import Transaction
-from evener_orchestrator.ledger.groups import close_if_complete
-from evener_orchestrator.ledger.locks import Held, hold
-from evener_orchestrator.ledger.models import Attempt, Group, Rollout, Run, Task
+from evener_orchestrator.ledger.engine import Held, Transaction
+from evener_orchestrator.ledger.groups import close_complete
+from evener_orchestrator.ledger.locks import hold
+from evener_orchestrator.ledger.models import Attempt, Group, Rollout, Run
 from evener_orchestrator.ledger.traces import store
 from evener_orchestrator.ledger.types import storable
 from evener_orchestrator.states import GroupState, RolloutState, RunState, moved
@@ -74,7 +74,6 @@ async def claim(tx: Transaction, session: str, *, runner: str, lease_s: float) -
     held.attempt.claimed_at = tx.now
     held.attempt.lease_expires_at = tx.now + timedelta(seconds=lease_s)
     tx.note("rollout", run_id=held.run.id, rollout_id=held.rollout.id, state=held.rollout.state)
-    task = await tx.session.get_one(Task, held.group.task_digest)
     file = RunFile.model_validate(held.run.file)
     return RolloutLease(
         session_id=session,
@@ -89,8 +88,8 @@ async def claim(tx: Transaction, session: str, *, runner: str, lease_s: float) -
         oldest_version=await _oldest_version(tx, held.run, file) if held.group.purpose == "train" else None,
         purpose="eval" if held.group.purpose == "eval" else "train",
         harness=HarnessRef(name=held.group.harness, profile=held.group.profile),
-        task_id=task.task_id,
-        agent_bundle=task.agent_bundle,
+        task_id=held.task.task_id,
+        agent_bundle=held.task.agent_bundle,
         trusted=held.run.trusted,
         sandbox=file.rollouts.sandbox,
         sampling=Sampling(temperature=file.rollouts.temperature),
@@ -104,9 +103,7 @@ async def _oldest_version(tx: Transaction, run: Run, file: RunFile) -> int | Non
     """What was sampled by an older version than this would be refused as stale; version 0 is no version of a policy."""
     if file.train is None:
         return None
-    with tx.session.no_autoflush:  # claims that share a transaction are written together
-        newest = await versions.latest(tx.session, run.policy)
-    return max(1, newest.version - file.train.max_staleness)
+    return max(1, await versions.newest(tx, run.policy) - file.train.max_staleness)
 
 
 async def heartbeat(tx: Transaction, session: str, *, lease: str, lease_s: float) -> Heartbeat:
@@ -144,7 +141,7 @@ async def finish(tx: Transaction, message: RolloutFinished, archive: Archive) ->
     """Record the end of an attempt with its trace. Raises Conflict where the word comes too late."""
     held = await hold(tx, session_id(message.rollout_id, message.attempt))
     _check_lease(held, message.lease)
-    await store(tx, archive)  # before the rows change, so that each is written once
+    store(tx, archive)
     attempt, rollout = held.attempt, held.rollout
     attempt.exit_code = message.exit_code
     attempt.sandbox = message.sandbox
@@ -194,16 +191,16 @@ async def expire(tx: Transaction) -> int:
     return ended
 
 
-async def conclude(
+def conclude(
     tx: Transaction, run: Run, group: Group, rollout: Rollout, outcome: Outcome, cause: str | None, detail: str
 ) -> None:
-    """Give a rollout its last outcome; the group closes with the last of them."""
+    """Give a rollout its last outcome; at the end of the transaction the group closes with the last of them."""
     rollout.outcome = outcome
     rollout.cause = cause
     rollout.detail = detail
     rollout.ended_at = tx.now
     tx.note("rollout", run_id=run.id, rollout_id=rollout.id, state=rollout.state, outcome=outcome, cause=cause)
-    await close_if_complete(tx, run, group)
+    tx.at_last(close_complete, (run, group))
 
 
 async def _settle(tx: Transaction, held: Held, outcome: Outcome, cause: str | None, detail: str) -> None:
@@ -227,7 +224,7 @@ async def _settle(tx: Transaction, held: Held, outcome: Outcome, cause: str | No
             return
     if outcome is Outcome.TASK_ERROR and group.state is GroupState.OPEN:
         await dispose(tx, run, group, GroupState.REJECTED, f"task_error: {cause}: {detail}")
-    await conclude(tx, run, group, rollout, outcome, cause, detail)
+    conclude(tx, run, group, rollout, outcome, cause, detail)
 
 
 def ask_for_score(tx: Transaction, rollout: Rollout) -> None:

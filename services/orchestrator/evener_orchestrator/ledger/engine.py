@@ -8,7 +8,7 @@ has one writer. Time is the database's. Used by every part of the orchestrator.
 import asyncio
 import random
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -23,7 +23,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_asyn
 from evener.messages import Message, encode
 from evener_orchestrator.ledger.faults import FAULTS, is_victim
 from evener_orchestrator.ledger.idle import ping_the_idle
-from evener_orchestrator.ledger.models import Outgoing, Run
+from evener_orchestrator.ledger.models import Attempt, Group, Outgoing, Rollout, Run, Task
 from evener_orchestrator.ledger.sqlite import create_sqlite_engine
 from evener_orchestrator.ledger.types import Timestamp, as_json
 from evener_orchestrator.ledger.wakeup import announce
@@ -44,12 +44,15 @@ ATTEMPTS = 5
 """Times that a transaction is tried which Postgres rolls back for another's sake; each time one of the two gets on."""
 
 T = TypeVar("T")
+Last = Callable[["Transaction", list[Any]], Awaitable[None]]
 
 
 @dataclass(slots=True)
 class Transaction:
-    """A transaction at work: ``session`` to read and write, ``now`` by the database's clock; ``outgoing``: rows of the outbox;
-    ``locked``: the runs by id.
+    """A transaction at work: ``session`` to read and write, ``now`` by the database's clock; ``outgoing``: rows of the outbox.
+
+    ``about``: the sessions that its works are about, so that all are read at once; ``held``: what was (`locks.hold`).
+    ``newest``: by policy, the version that `versions.newest` read.
     """
 
     session: AsyncSession
@@ -57,15 +60,39 @@ class Transaction:
     postgres: bool
     changes: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     outgoing: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    locked: dict[str, Run] = field(default_factory=dict[str, Run])
+    about: tuple[str, ...] = ()
+    held: dict[str, "Held"] = field(default_factory=dict[str, "Held"])
+    newest: dict[str, int] = field(default_factory=dict[str, int])
+    _last: dict[Last, list[Any]] = field(default_factory=dict[Last, list[Any]])
 
     def send(self, message: Message, *, priority: int = 0) -> None:
         """Send ``message`` after the commit. ``priority`` 0 to 9, greater goes first."""
         self.outgoing.append({"body": encode(message).decode(), "priority": priority})
 
+    def at_last(self, work: Last, item: Any) -> None:
+        """Do ``work`` before the commit, once with all items that were given for it."""
+        self._last.setdefault(work, []).append(item)
+
+    async def finish(self) -> None:
+        """Do what was put off, and what that put off."""
+        while self._last:
+            work = next(iter(self._last))
+            await work(self, self._last.pop(work))
+
     def note(self, kind: str, **facts: Any) -> None:
         """Tell those who wait on /v1/events what changed, after the commit."""
         self.changes.append({"kind": kind, "at": self.now.timestamp(), **facts})
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """An attempt and what it belongs to, under its run's lock."""
+
+    attempt: Attempt
+    rollout: Rollout
+    group: Group
+    task: Task
+    run: Run
 
 
 class Ledger:
@@ -89,14 +116,15 @@ class Ledger:
         self._read = async_sessionmaker(self.reader, expire_on_commit=False)
         self._turn: AbstractAsyncContextManager[Any] = asyncio.Lock() if self.sqlite else nullcontext()
 
-    async def write(self, work: Callable[[Transaction], Awaitable[T]]) -> T:
+    async def write(self, work: Callable[[Transaction], Awaitable[T]], *, about: Sequence[str] = ()) -> T:
         """What ``work`` returns, done in one transaction that leaves nothing behind where it raises.
 
-        ``work`` is done again from its beginning where Postgres rolled it back because of another transaction.
+        ``about``: the sessions it is about, where that is known before. ``work`` is done again from its beginning where
+        Postgres rolled it back because of another transaction.
         """
         for number in range(1, ATTEMPTS + 1):
             try:
-                transaction, result = await self._once(work)
+                transaction, result = await self._once(work, tuple(about))
             except FAULTS as error:
                 if number == ATTEMPTS or not is_victim(error):
                     raise
@@ -106,10 +134,11 @@ class Ledger:
                 return result
         raise AssertionError("unreachable: the last attempt returns or raises")
 
-    async def _once(self, work: Callable[[Transaction], Awaitable[T]]) -> tuple[Transaction, T]:
+    async def _once(self, work: Callable[[Transaction], Awaitable[T]], about: tuple[str, ...]) -> tuple[Transaction, T]:
         async with self._turn, self._write() as session:
-            transaction = Transaction(session, await self._begin(session), postgres=not self.sqlite)
+            transaction = Transaction(session, await self._begin(session), postgres=not self.sqlite, about=about)
             result = await work(transaction)
+            await transaction.finish()
             if transaction.outgoing:
                 await session.execute(insert(Outgoing), transaction.outgoing)  # all of them in one trip
                 if transaction.postgres:

@@ -1,6 +1,6 @@
 """A group closes when each of its rollouts has its last outcome, and is trained whole or not at all.
 
-``close_if_complete`` is called whenever a rollout gets its outcome; ``claim`` hands a closed group to the learner.
+``close_complete`` ends each transaction in which a rollout got its outcome; ``claim`` hands a closed group to the learner.
 """
 
 from collections.abc import Sequence as Many
@@ -50,18 +50,26 @@ def plan(
     return group
 
 
-async def close_if_complete(tx: Transaction, run: Run, group: Group) -> None:
-    """Close an open group whose rollouts all have their outcome; a training group goes to the learner."""
-    if group.state is not GroupState.OPEN:
+async def close_complete(tx: Transaction, of: Many[tuple[Run, Group]]) -> None:
+    """Close those open groups whose rollouts all have their outcome."""
+    found = {group.id: (run, group) for run, group in of if group.state is GroupState.OPEN}
+    if not found:
         return
-    counts = await tx.session.execute(
-        select(func.count().filter(Rollout.outcome.is_(None)), func.count().filter(Rollout.state == RolloutState.SCORED)).where(
-            Rollout.group_id == group.id
-        )
+    scored = func.count().filter(Rollout.state == RolloutState.SCORED)
+    complete = await tx.session.execute(
+        select(Rollout.group_id, scored)
+        .where(Rollout.group_id.in_(found))
+        .group_by(Rollout.group_id)
+        .having(func.count().filter(Rollout.outcome.is_(None)) == 0)
     )
-    waiting, scored = counts.one()
-    if waiting:
-        return
+    for group_id, number in complete.all():
+        await _close(tx, *found[group_id], scored=number)
+
+
+async def _close(tx: Transaction, run: Run, group: Group, *, scored: int) -> None:
+    """Close a group; a training group goes to the learner."""
+    if group.state is not GroupState.OPEN:
+        return  # the one before it ended the run
     if group.purpose == "train" and scored < SMALLEST_GROUP:
         await dispose(tx, run, group, GroupState.REJECTED, "fewer than two rollouts were scored")
         return

@@ -3,34 +3,23 @@
 On SQLite the transaction itself is that lock. Used by every repository function that writes.
 """
 
-from dataclasses import dataclass
-
 from sqlalchemy import Function, Select, bindparam, func, select
 
 from evener.errors import InputError
-from evener_orchestrator.ledger.engine import Transaction
-from evener_orchestrator.ledger.models import Attempt, Group, Rollout, Run
+from evener_orchestrator.ledger.engine import Held, Transaction
+from evener_orchestrator.ledger.models import Attempt, Group, Rollout, Run, Task
 
 _HELD = (
-    select(Attempt, Rollout, Group)
+    select(Attempt, Rollout, Group, Task)
     .join(Rollout, Rollout.id == Attempt.rollout_id)
     .join(Group, Group.id == Rollout.group_id)
-    .where(Attempt.id == bindparam("session"))
+    .join(Task, Task.digest == Group.task_digest)
+    .where(Rollout.run_id == bindparam("run"), Attempt.id.in_(bindparam("sessions", expanding=True)))
+    .execution_options(populate_existing=True)
 )
 """Built once: to build it anew was a third of what a look costs."""
 
-_FRESH = _HELD.execution_options(populate_existing=True)
-_UNHEARD = _FRESH.with_for_update(of=Attempt)
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """An attempt and what it belongs to, under the run's lock."""
-
-    attempt: Attempt
-    rollout: Rollout
-    group: Group
-    run: Run
+_UNHEARD = _HELD.with_for_update(of=Attempt)
 
 
 async def lock_run(tx: Transaction, run_id: str) -> Run:
@@ -51,31 +40,19 @@ async def lock_group(tx: Transaction, group_id: str) -> tuple[Run, Group]:
 
 
 async def hold(tx: Transaction, session_id: str, *, unheard: bool = False) -> Held:
-    """The attempt of a session with its rollout, group and run, locked. Raises InputError ``not_found``.
+    """The attempt of a session with what it belongs to, locked. Raises InputError ``not_found``.
 
-    ``unheard``: also its heartbeats, which do not lock the run, wait now.
+    What else the transaction is about and the lock covers is read with it: nobody else changes that until the commit.
+    ``unheard``: also the attempt's heartbeats, which do not lock the run, wait now.
     """
-    if tx.locked and not unheard and (held := await _under_lock(tx, session_id)) is not None:
-        return held
+    if not unheard and (known := tx.held.get(session_id)):
+        return known
     mine = select(Rollout.run_id).join(Attempt, Attempt.rollout_id == Rollout.id).where(Attempt.id == session_id)
     run = await _lock(tx, select(Run).where(Run.id == mine.scalar_subquery()), f"attempt {session_id}")
-    row = await tx.session.execute(_UNHEARD if unheard else _FRESH, {"session": session_id})
-    attempt, rollout, group = row.one()
-    return Held(attempt, rollout, group, run)
-
-
-async def _under_lock(tx: Transaction, session_id: str) -> Held | None:
-    """The same where this transaction has locked the run before, as it has for all but the first of several works.
-
-    Nothing is written for the question: what the works before have changed is written for all of them at once, later.
-    """
-    with tx.session.no_autoflush:
-        row = (await tx.session.execute(_HELD, {"session": session_id})).one_or_none()
-    if row is None:
-        return None
-    attempt, rollout, group = row
-    run = tx.locked.get(group.run_id)
-    return None if run is None else Held(attempt, rollout, group, run)
+    sessions = [session_id] if unheard else [session_id, *tx.about]
+    rows = await tx.session.execute(_UNHEARD if unheard else _HELD, {"run": run.id, "sessions": sessions})
+    tx.held |= {row[0].id: Held(*row, run) for row in rows}
+    return tx.held[session_id]
 
 
 async def take_turn(tx: Transaction, what: str) -> bool:
@@ -101,5 +78,4 @@ async def _lock(tx: Transaction, statement: Select[Run], what: str) -> Run:
     run = (await tx.session.execute(locked)).scalar_one_or_none()
     if run is None:
         raise InputError("not_found", what)
-    tx.locked[run.id] = run
     return run

@@ -64,14 +64,14 @@ async def order(tx: Transaction, session: str) -> ScoreOrder:
     """What to score of an attempt: its own score, or else what is to be graded again. Raises Conflict where neither is."""
     held = await hold(tx, session)
     if scores.awaits(held):
-        return await scores.order(tx, held)
+        return scores.order(tx, held)
     regrade = await tx.session.scalar(
         select(Regrade).where(Regrade.attempt_id == session, Regrade.ended_at.is_(None)).order_by(Regrade.id).limit(1)
     )
     if regrade is None:
         raise Conflict(f"attempt {session} is past scoring")
     regrade.issued_at = tx.now
-    return await scores.order_of(tx, held, regrade=regrade.id)
+    return scores.order_of(held, regrade=regrade.id)
 
 
 async def record(tx: Transaction, message: RolloutScored) -> None:

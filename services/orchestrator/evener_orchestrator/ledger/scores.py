@@ -14,9 +14,9 @@ from evener.runfile import RunFile
 from evener_orchestrator.ledger.attempts import ask_for_score, conclude
 from evener_orchestrator.ledger.conflict import Conflict
 from evener_orchestrator.ledger.endings import dispose
-from evener_orchestrator.ledger.engine import Transaction
-from evener_orchestrator.ledger.locks import Held, hold
-from evener_orchestrator.ledger.models import Score, Task
+from evener_orchestrator.ledger.engine import Held, Transaction
+from evener_orchestrator.ledger.locks import hold
+from evener_orchestrator.ledger.models import Score
 from evener_orchestrator.ledger.reissue import REISSUE_S
 from evener_orchestrator.ledger.types import storable
 from evener_orchestrator.reward import reward
@@ -26,25 +26,24 @@ SCORINGS = 3
 """Scorings of one snapshot that may fail through a fault of ours before the rollout does."""
 
 
-async def order(tx: Transaction, held: Held) -> ScoreOrder:
+def order(tx: Transaction, held: Held) -> ScoreOrder:
     """What to score of a locked attempt that `awaits` its score.
 
     Whoever asks is at it: the command is issued again only `REISSUE_S` later, so that long tests, or a score that waits to
     be read, do not occupy a second verifier.
     """
     held.rollout.issued_at = tx.now
-    return await order_of(tx, held)
+    return order_of(held)
 
 
-async def order_of(tx: Transaction, held: Held, *, regrade: str | None = None) -> ScoreOrder:
+def order_of(held: Held, *, regrade: str | None = None) -> ScoreOrder:
     """The order to score the snapshot of a locked attempt."""
-    task = await tx.session.get_one(Task, held.group.task_digest)
     return ScoreOrder(
         session_id=held.attempt.id,
-        task_id=task.task_id,
+        task_id=held.task.task_id,
         snapshot=held.attempt.snapshot or "",
-        agent_bundle=task.agent_bundle,
-        grader_bundle=task.grader_bundle,
+        agent_bundle=held.task.agent_bundle,
+        grader_bundle=held.task.grader_bundle,
         trusted=held.run.trusted,
         sandbox=RunFile.model_validate(held.run.file).rollouts.sandbox,
         again_s=REISSUE_S,
@@ -60,19 +59,19 @@ async def record(tx: Transaction, message: RolloutScored) -> None:
     cause, detail = fault(message)
     detail = storable(detail)
     if cause is None:
-        await _grade(tx, held, message)
+        _grade(tx, held, message)
     elif CAUSES[cause].boundary is Boundary.TASK:
-        await _store(tx, held, message, None, cause, detail)
+        _store(tx, held, message, None, cause, detail)
         if held.group.state is GroupState.OPEN:
             await dispose(tx, held.run, held.group, GroupState.REJECTED, f"task_error: {cause}: {detail}")
-        await _fail(tx, held, Outcome.TASK_ERROR, cause, detail)
+        _fail(tx, held, Outcome.TASK_ERROR, cause, detail)
     else:
         held.rollout.scorings += 1
         if held.rollout.scorings < SCORINGS:
             ask_for_score(tx, held.rollout)
         else:
-            await _store(tx, held, message, None, cause, detail)
-            await _fail(tx, held, Outcome.INFRA_ERROR, cause, detail)
+            _store(tx, held, message, None, cause, detail)
+            _fail(tx, held, Outcome.INFRA_ERROR, cause, detail)
 
 
 def fault(message: RolloutScored) -> tuple[str | None, str]:
@@ -87,7 +86,7 @@ def fault(message: RolloutScored) -> tuple[str | None, str]:
     return None, ""
 
 
-async def _grade(tx: Transaction, held: Held, message: RolloutScored) -> None:
+def _grade(tx: Transaction, held: Held, message: RolloutScored) -> None:
     rollout = held.rollout
     file = RunFile.model_validate(held.run.file)
     outcome = held.attempt.outcome or Outcome.FINISHED
@@ -99,22 +98,20 @@ async def _grade(tx: Transaction, held: Held, message: RolloutScored) -> None:
         budget_calls=file.budget.calls,
         brevity=file.reward.brevity,
     )
-    await _store(tx, held, message, score, None, "")
+    _store(tx, held, message, score, None, "")
     rollout.state = moved(rollout.state, RolloutState.SCORED)
-    await conclude(tx, held.run, held.group, rollout, outcome, held.attempt.cause, held.attempt.detail)
+    conclude(tx, held.run, held.group, rollout, outcome, held.attempt.cause, held.attempt.detail)
 
 
-async def _fail(tx: Transaction, held: Held, outcome: Outcome, cause: str, detail: str) -> None:
+def _fail(tx: Transaction, held: Held, outcome: Outcome, cause: str, detail: str) -> None:
     """The scoring failed for good: that is how the attempt ends."""
     held.attempt.outcome = outcome
     held.attempt.cause = cause
     held.attempt.detail = detail
-    await conclude(tx, held.run, held.group, held.rollout, outcome, cause, detail)
+    conclude(tx, held.run, held.group, held.rollout, outcome, cause, detail)
 
 
-async def _store(
-    tx: Transaction, held: Held, message: RolloutScored, score: float | None, cause: str | None, detail: str
-) -> None:
+def _store(tx: Transaction, held: Held, message: RolloutScored, score: float | None, cause: str | None, detail: str) -> None:
     tx.session.add(
         Score(
             attempt_id=held.attempt.id,

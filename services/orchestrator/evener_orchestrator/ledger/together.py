@@ -25,6 +25,7 @@ Work = Callable[[Transaction], Awaitable[Any]]
 @dataclass(slots=True, eq=False)
 class _Waiting:
     work: Work
+    about: str
     result: asyncio.Future[Any]
 
     def succeed(self, result: Any) -> None:
@@ -45,10 +46,13 @@ class Together:
         self._busy = False
         self._draining: asyncio.Task[None] | None = None
 
-    async def write(self, work: Callable[[Transaction], Awaitable[T]]) -> T:
-        """As `Ledger.write`; whoever is cancelled while he waits may find his work done all the same."""
+    async def write(self, work: Callable[[Transaction], Awaitable[T]], *, about: str = "") -> T:
+        """As `Ledger.write`, of a work that is about one session or none.
+
+        Whoever is cancelled while he waits may find his work done all the same.
+        """
         if self._busy:
-            waiting = _Waiting(work, asyncio.get_running_loop().create_future())
+            waiting = _Waiting(work, about, asyncio.get_running_loop().create_future())
             self._waiting.append(waiting)
             return await waiting.result
         self._busy = True
@@ -88,7 +92,7 @@ class Together:
             return [await each.work(tx) for each in batch]
 
         try:
-            results = await self._ledger.write(work)
+            results = await self._ledger.write(work, about=[each.about for each in batch if each.about])
         except Exception as error:
             if is_down(error):
                 raise

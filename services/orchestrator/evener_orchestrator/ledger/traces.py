@@ -1,7 +1,10 @@
 """An attempt's trace is written in the transaction that records the attempt's end: with it or not at all.
 
-Token arrays go to Postgres by binary COPY, straight from numpy; SQLite takes plain inserts. Called by `attempts.finish`.
+Traces of one transaction are written together, at its end: to begin and to end a COPY costs more than its rows. Token arrays
+go to Postgres by binary COPY, straight from numpy; SQLite takes plain inserts. Called by `attempts.finish`.
 """
+
+from collections.abc import Sequence as Many
 
 from sqlalchemy import insert
 from sqlalchemy.dialects import postgresql, sqlite
@@ -13,23 +16,28 @@ from evener_orchestrator.ledger.models import Call, Sequence, SystemText
 from evener_orchestrator.ledger.types import storable
 
 
-async def store(tx: Transaction, archive: Archive) -> None:
-    """Write the texts, calls and sequences of one attempt, which is in the ledger."""
-    if tx.session.new:
-        await tx.session.flush()
-    with tx.session.no_autoflush:  # what else changed is written later, together
-        if archive.texts:
-            # In one order everywhere: two transactions that write the same texts wait for each other, never in a circle.
-            texts = sorted(archive.texts, key=lambda row: row["digest"])
-            upsert = postgresql.insert if tx.postgres else sqlite.insert
-            rows = [{"digest": row["digest"], "body": storable(row["body"])} for row in texts]
-            await tx.session.execute(upsert(SystemText).on_conflict_do_nothing(), rows)
-        calls = [row | {name: _shown(row[name]) for name in ("fork_was", "fork_now")} for row in archive.calls]
-        for model, rows in ((Call, calls), (Sequence, archive.sequences)):
-            if rows and tx.postgres:
-                await copy(await tx.session.connection(), model, rows)
-            elif rows:
-                await tx.session.execute(insert(model), rows)
+def store(tx: Transaction, archive: Archive) -> None:
+    """Have the texts, calls and sequences of one attempt written, which is in the ledger or new in this transaction."""
+    tx.at_last(_write, archive)
+
+
+async def _write(tx: Transaction, archives: Many[Archive]) -> None:
+    await tx.session.flush()  # the attempts first
+    # In one order everywhere: two transactions that write the same texts wait for each other, never in a circle.
+    texts = dict(sorted((row["digest"], storable(row["body"])) for archive in archives for row in archive.texts))
+    if texts:
+        upsert = postgresql.insert if tx.postgres else sqlite.insert
+        rows = [{"digest": digest, "body": body} for digest, body in texts.items()]
+        await tx.session.execute(upsert(SystemText).on_conflict_do_nothing(), rows)
+    calls = [
+        row | {name: _shown(row[name]) for name in ("fork_was", "fork_now")} for archive in archives for row in archive.calls
+    ]
+    sequences = [row for archive in archives for row in archive.sequences]
+    for model, rows in ((Call, calls), (Sequence, sequences)):
+        if rows and tx.postgres:
+            await copy(await tx.session.connection(), model, rows)
+        elif rows:
+            await tx.session.execute(insert(model), rows)
 
 
 def _shown(text: str | None) -> str | None:

@@ -32,6 +32,14 @@ async def latest(session: AsyncSession, policy: str) -> PolicyVersion:
     return (await session.scalars(_LATEST, {"policy": policy})).one()
 
 
+async def newest(tx: Transaction, policy: str) -> int:
+    """The number of the newest published version of a policy whose run is locked; one look a transaction."""
+    if policy not in tx.newest:
+        with tx.session.no_autoflush:  # what shares a transaction is written together
+            tx.newest[policy] = (await latest(tx.session, policy)).version
+    return tx.newest[policy]
+
+
 async def allot(tx: Transaction, policy: str, *, epoch: int, step: int) -> VersionGrant:
     """The number of the next publication, or how long to wait. Raises Conflict where the epoch is old or the run is over."""
     run = await lock_policy(tx, policy)
@@ -71,6 +79,7 @@ async def serve(tx: Transaction, run: Run, version: int, *, epoch: int, step: in
     if row.state is not VersionState.ALLOTTED:
         return
     row.state = moved(row.state, VersionState.PUBLISHED)
+    tx.newest.pop(run.policy, None)
     row.weights = weights
     row.step = step
     row.published_at = tx.now
