@@ -2,7 +2,7 @@
 
 A general HTTP client spends more CPU on a call than the rest of the proxy; an engine needs no redirects, cookies, proxies or
 compression of it. A request whose caller is cancelled closes its connection, at which engines abort the generation. Used by
-`evener.engines.sampler`.
+`evener.engines.vllm`.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Token ids from JSON text to int32 without a Python object each, which a prompt of 8,000 tokens would spend half a call on.
 
 Eight digits are read at once, as one 64-bit number whose neighbouring digits, pairs and quadruples are joined by three
-multiplications (D. Lemire, "Quickly parsing eight digits", 2018), for all ids together. Used by `evener.engines.sampler`.
+multiplications (D. Lemire, "Quickly parsing eight digits", 2018), for all ids together. Used by `evener.engines.replies`.
 """
 
 from array import array

@@ -11,7 +11,8 @@ import aiohttp
 import msgspec
 import numpy as np
 
-from evener.engines.sampler import Sample, SampleRequest, VllmSampler, neutral_request
+from evener.engines.sampler import Sample, SampleRequest, neutral_request
+from evener.engines.vllm import VllmSampler
 from evener.engines.weights import DiskWeightSink, replace_weights
 from tests.vllm import reference
 from tests.vllm.policies import BASH, calls_a_tool, random_policy, teach, tokenizer_of

@@ -15,7 +15,7 @@ import uvicorn
 from redis.asyncio import Redis
 
 from evener import log
-from evener.engines.sampler import VllmSampler
+from evener.engines.vllm import VllmSampler
 from evener.errors import InputError
 from evener.settings import Settings
 from evener.trace.store import TraceStore

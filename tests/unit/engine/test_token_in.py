@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from evener.api.types import Sampling
-from evener.engines.sampler import VllmSampler
 from evener.engines.token_in import TokenInRoute
+from evener.engines.vllm import VllmSampler
 from evener.trace import build_graph
 from evener_proxy.token_in import soundness
 from tests.unit.proxy.stub import StubEngine, running_proxy

@@ -9,7 +9,7 @@ from aiohttp import web
 from redis.exceptions import RedisError
 
 from evener.api.types import Budget
-from evener.engines.sampler import VllmSampler
+from evener.engines.vllm import VllmSampler
 from evener.errors import InfraError, InputError
 from evener.settings import Settings
 from evener.trace.store import Sending, TraceStore

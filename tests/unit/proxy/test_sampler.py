@@ -10,7 +10,9 @@ from aiohttp import web
 from pydantic import SecretStr
 
 from evener.api.types import Budget
-from evener.engines.sampler import EngineRefused, EngineUnavailable, SampleRequest, VllmSampler, neutral_request, parse_reply
+from evener.engines.replies import parse_reply
+from evener.engines.sampler import EngineRefused, EngineUnavailable, SampleRequest, neutral_request
+from evener.engines.vllm import VllmSampler
 from evener.errors import InfraError
 from tests.unit.proxy.stub import StubEngine, eventually, fails, free_port, running_proxy
 
