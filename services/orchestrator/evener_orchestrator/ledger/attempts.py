@@ -11,7 +11,7 @@ import secrets
 from datetime import UTC, datetime, timedelta
 
 from msgspec.structs import asdict
-from sqlalchemy import func, select, update
+from sqlalchemy import bindparam, column, func, select, text
 
 from evener.api import Budget, HarnessRef, Heartbeat, RolloutLease, Sampling
 from evener.errors import Outcome
@@ -27,7 +27,7 @@ from evener_orchestrator.ledger.groups import close_complete
 from evener_orchestrator.ledger.locks import hold
 from evener_orchestrator.ledger.models import Attempt, Group, Rollout, Run
 from evener_orchestrator.ledger.traces import store
-from evener_orchestrator.ledger.types import storable
+from evener_orchestrator.ledger.types import Timestamp, Word, storable
 from evener_orchestrator.states import GroupState, RolloutState, RunState, moved
 
 ATTEMPTS = 3
@@ -106,6 +106,21 @@ async def _oldest_version(tx: Transaction, run: Run, file: RunFile) -> int | Non
     return max(1, await versions.newest(tx, run.policy) - file.train.max_staleness)
 
 
+# Written out: for SQLite SQLAlchemy leaves the tables' names away in all that is returned, also where they are needed.
+_BEAT = (
+    text("""
+        UPDATE attempts SET lease_expires_at = :until
+        WHERE id = :session AND ended_at IS NULL AND lease_hash = :lease
+        RETURNING
+          (SELECT runs.state FROM runs JOIN rollouts ON rollouts.run_id = runs.id WHERE rollouts.id = attempts.rollout_id),
+          (SELECT "groups".state FROM "groups" JOIN rollouts ON rollouts.group_id = "groups".id
+           WHERE rollouts.id = attempts.rollout_id)
+    """)
+    .bindparams(bindparam("until", type_=Timestamp()))
+    .columns(column("run", Word(RunState)), column("group", Word(GroupState)))
+)
+
+
 async def heartbeat(tx: Transaction, session: str, *, lease: str, lease_s: float) -> Heartbeat:
     """Prolong a lease and say what to do. Raises Conflict where it is lost.
 
@@ -113,24 +128,13 @@ async def heartbeat(tx: Transaction, session: str, *, lease: str, lease_s: float
     locked, so that a thousand beating runners do not stand in the way of what ends attempts; `expire` locks the attempt's row.
     """
     beaten = await tx.session.execute(
-        update(Attempt)
-        .where(Attempt.id == session, Attempt.ended_at.is_(None), Attempt.lease_hash == _hash(lease))
-        .values(lease_expires_at=tx.now + timedelta(seconds=lease_s))
-        .returning(Attempt.rollout_id)
-        .execution_options(synchronize_session=False)
+        _BEAT, {"session": session, "lease": _hash(lease), "until": tx.now + timedelta(seconds=lease_s)}
     )
-    rollout = beaten.scalar_one_or_none()
-    if rollout is None:
+    found = beaten.one_or_none()
+    if found is None:
         _check_lease(await hold(tx, session), lease)
         raise Conflict(f"attempt {session} is not held")
-    states = await tx.session.execute(
-        select(Run.state, Group.state)
-        .select_from(Rollout)
-        .join(Group, Group.id == Rollout.group_id)
-        .join(Run, Run.id == Rollout.run_id)
-        .where(Rollout.id == rollout)
-    )
-    run, group = states.one()
+    run, group = found
     if run is RunState.PAUSED:
         return Heartbeat(lease_s=lease_s, action="pause")
     wanted = run is RunState.RUNNING and group is GroupState.OPEN
