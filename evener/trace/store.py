@@ -5,7 +5,7 @@ nothing, and a sealed or deleted session refuses late words. Keys are stored as 
 """
 
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, cast
 
 import msgspec
@@ -261,7 +261,8 @@ class TraceStore:
         """The committed calls in order of number; empty where there is no such session."""
         stored: dict[int, bytes] = {}
         delivered: dict[int, Delivered] = {}
-        for field, value in (await self._fields(session_id)).items():
+        fields = cast("dict[bytes, bytes]", await cast("Any", self._redis.hgetall(_key(session_id))))
+        for field, value in fields.items():
             kind, _, name = field.partition(b":")
             if kind == b"record":
                 stored[int(name)] = value
@@ -284,13 +285,13 @@ class TraceStore:
         finally:
             await listener.aclose()
 
-    async def texts(self, session_id: str) -> dict[str, bytes]:
-        """System texts and tool lists by digest (64 hex digits)."""
-        fields = await self._fields(session_id)
-        return {field[5:].decode(): value for field, value in fields.items() if field.startswith(b"text:")}
-
-    async def _fields(self, session_id: str) -> dict[bytes, bytes]:
-        return cast("dict[bytes, bytes]", await cast("Any", self._redis.hgetall(_key(session_id))))
+    async def texts(self, session_id: str, digests: Collection[str]) -> dict[str, bytes]:
+        """Those of the system texts and tool lists that are there, by digest (64 hex digits)."""
+        if not digests:
+            return {}
+        fields = [f"text:{digest}" for digest in digests]
+        values = cast("list[bytes | None]", await cast("Any", self._redis.hmget(_key(session_id), fields)))
+        return {digest: value for digest, value in zip(digests, values, strict=True) if value is not None}
 
 
 def _key(session_id: str) -> str:

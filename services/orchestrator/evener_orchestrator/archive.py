@@ -6,7 +6,7 @@ The archive is read from Redis before the transaction that stores it, and the pr
 commit (see `release`). Called by the consumer.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -35,8 +35,8 @@ class Trace(Protocol):
         """The committed calls, in order of number."""
         ...
 
-    async def texts(self, session_id: str) -> Mapping[str, bytes]:
-        """System texts and tool lists by digest."""
+    async def texts(self, session_id: str, digests: Collection[str]) -> Mapping[str, bytes]:
+        """Those of the system texts and tool lists that are there, by digest."""
         ...
 
 
@@ -67,7 +67,7 @@ class Archiver:
     async def read(self, session_id: str, *, sealed: Sealed | None, graded: bool) -> Archive:
         """Read a session. Where the attempt is to be ``graded``, what is missing or wrong becomes the archive's fault."""
         calls = await self._trace.load(session_id)
-        texts = await self._trace.texts(session_id) if calls else {}
+        texts = await self._trace.texts(session_id, _digests(calls))
         fault = _fault(calls, sealed) if graded else None
         graph = build_graph(calls)
         histories = Histories(graph, texts)
@@ -86,6 +86,12 @@ class Archiver:
             version_max=max(trained_by, default=None),
             fault=fault,
         )
+
+
+def _digests(calls: Sequence[CallRecord]) -> set[str]:
+    """Of the texts that calls name."""
+    named = {digest for call in calls for digest in call.request.get("system_digests") or ()}
+    return named | {digest for call in calls if (digest := call.request.get("tools_digest"))}
 
 
 def runs_of(values: Array) -> list[list[int]]:

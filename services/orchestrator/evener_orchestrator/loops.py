@@ -19,8 +19,7 @@ from evener_orchestrator.context import Context
 from evener_orchestrator.ledger import regrades, runs
 from evener_orchestrator.ledger.models import Run
 from evener_orchestrator.ledger.reissue import REISSUE_S, reissue
-from evener_orchestrator.ledger.wakeup import listen
-from evener_orchestrator.outbox import send
+from evener_orchestrator.outbox import BATCH, send
 from evener_orchestrator.queues import delete_queues
 from evener_orchestrator.release import release
 from evener_orchestrator.silence import Silence
@@ -33,7 +32,7 @@ SHARE = 2.0
 """A loop that is woken without end pauses so many times as long as its work last took (`LONGEST_GATHER_S` at most): the more
 there is to do, the more is done at once, and the ledger's other writers get their turn."""
 
-LONGEST_GATHER_S = 0.25
+LONGEST_GATHER_S = 0.5
 
 RELEASE_S = 2.0
 """The proxy's memory of a finished session is small: many are released at once."""
@@ -53,8 +52,6 @@ async def run_loops(context: Context) -> None:
         loops.create_task(_supervise("events", lambda: consume(context)))
         loops.create_task(_every("planner", lambda: plan(context), 1.0, context.planner, GATHER_S))
         loops.create_task(_every("outbox", lambda: drain_outbox(context), 1.0, context.outbox))
-        if not context.ledger.sqlite:
-            loops.create_task(_supervise("wakeup", lambda: listen(context.ledger.reader, context.outbox)))
         loops.create_task(_every("release", lambda: drain_sessions(context), RELEASE_S))
         loops.create_task(_every("queues", lambda: drop_queues(context), QUEUES_S))
         loops.create_task(_every("reissue", lambda: issue_again(context, age_s=REISSUE_S), REISSUE_S))
@@ -84,14 +81,15 @@ async def plan(context: Context) -> None:
 
 async def drain_outbox(context: Context) -> None:
     """Send until nothing waits."""
-    while await send(context.ledger, context.bus):
+    while await send(context.ledger, context.bus) == BATCH:
         pass
 
 
 async def drain_sessions(context: Context) -> None:
-    """Release until nothing waits."""
-    while await release(context.ledger, context.sessions):
-        pass
+    """Release until nothing waits, where no other orchestrator is about it."""
+    async with context.ledger.alone("release") as mine:
+        while mine and await release(context.ledger, context.sessions):
+            pass
 
 
 async def drop_queues(context: Context) -> None:

@@ -1,6 +1,7 @@
 """What a transaction decided to say is said at least once: a row leaves the outbox when the bus has confirmed it.
 
-Rows are locked while they are published, so that two orchestrators do not send the same ones. Run by `loops`.
+Whoever wrote a row publishes it; every second each orchestrator looks for what a dead one has left. Rows are locked while they
+are published, so that two do not send the same ones. Run by `loops`.
 """
 
 import asyncio
@@ -22,9 +23,6 @@ async def send(ledger: Ledger, bus: Bus) -> int:
 
     A message that the bus refused stays in the outbox and holds back no other; the first refusal is raised in the end.
     """
-    async with ledger.read() as session:
-        if await session.scalar(select(Outgoing.id).limit(1)) is None:
-            return 0
     refusals = await ledger.write(lambda tx: _publish(tx, bus))
     for refusal in refusals:
         if refusal is not None:
@@ -36,6 +34,8 @@ async def _publish(tx: Transaction, bus: Bus) -> Sequence[BaseException | None]:
     rows = (
         await tx.session.scalars(select(Outgoing).order_by(Outgoing.id).limit(BATCH).with_for_update(skip_locked=True))
     ).all()
+    if not rows:
+        return ()
     refusals = await asyncio.gather(*(_publish_one(bus, row) for row in rows), return_exceptions=True)
     said = [row.id for row, refusal in zip(rows, refusals, strict=True) if refusal is None]
     await tx.session.execute(delete(Outgoing).where(Outgoing.id.in_(said)))

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections import Counter
-from contextlib import AsyncExitStack
 
 import pytest
 from sqlalchemy import func, select, text, update
@@ -10,13 +9,12 @@ from sqlalchemy.exc import DBAPIError
 
 from evener.messages import RunRollout, ScoreWorkspace, TrainGroup
 from evener_orchestrator import planner
-from evener_orchestrator.ledger import Ledger, attempts, idle, runs
+from evener_orchestrator.ledger import attempts, idle, runs
 from evener_orchestrator.ledger.conflict import Conflict
 from evener_orchestrator.ledger.faults import is_down, is_victim
 from evener_orchestrator.ledger.locks import lock_run
 from evener_orchestrator.ledger.models import Attempt, Group, Outgoing, Rollout, Run
 from evener_orchestrator.ledger.reissue import reissue
-from evener_orchestrator.ledger.wakeup import listen
 from evener_orchestrator.outbox import BATCH, send
 from evener_orchestrator.states import RolloutState, RunState
 from tests.unit.orchestrator.rows import NOW, a_claimed_run, a_group, a_rollout, a_run, a_task, an_attempt, write
@@ -262,22 +260,25 @@ async def test_the_victim_of_a_deadlock_is_done_again(two_on_postgres):
     assert await ask(two_on_postgres[0], select(Run.step)) == [1, 1]
 
 
-async def test_a_commit_wakes_the_outbox_of_another(fresh_database_url):
-    here, there, wake = Ledger(fresh_database_url), Ledger(fresh_database_url), asyncio.Event()
-    async with AsyncExitStack() as stack, asyncio.timeout(30):
-        for each in (here, there):
-            stack.push_async_callback(each.close)
-        async with here.writer.begin() as connection:
-            await connection.run_sync(Outgoing.metadata.create_all)
-        listening = asyncio.create_task(listen(there.reader, wake))
-        await wake.wait()  # once for what was there before
-        wake.clear()
-        await fill_outbox(here, 1)
-        await wake.wait()
-        # a connection that is lost ends it, so that its supervisor listens again
-        async with here.writer.connect() as connection:
-            await connection.execute(text("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'"))
-        await listening
+async def test_one_is_alone_at_what_takes_several_transactions(two_on_postgres):
+    here, there = two_on_postgres
+    async with asyncio.timeout(30):
+        async with here.alone("x") as mine, there.alone("x") as theirs, there.alone("y") as other:
+            assert (mine, theirs, other) == (True, False, True)
+        async with there.alone("x") as theirs:
+            assert theirs
+        with pytest.raises(LookupError):
+            async with here.alone("x"):
+                raise LookupError
+        with pytest.raises(DBAPIError):
+            async with here.alone("x") as mine:
+                await there.write(lambda tx: tx.session.execute(text(KILL_LOCKERS)))
+        async with there.alone("x") as theirs:
+            assert mine
+            assert theirs
+
+
+KILL_LOCKERS = "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND pid <> pg_backend_pid()"
 
 
 async def test_faults_of_the_database_are_told_apart(two_on_postgres):

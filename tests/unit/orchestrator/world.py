@@ -8,7 +8,7 @@ import asyncio
 import socket
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -80,7 +80,7 @@ class FakeTrace:
     async def load(self, session_id: str) -> list[CallRecord]:
         return self.calls.get(session_id, [])
 
-    async def texts(self, session_id: str) -> dict[str, bytes]:
+    async def texts(self, session_id: str, digests: Collection[str]) -> dict[str, bytes]:
         return {"t1": b"You are an agent."}
 
 

@@ -50,9 +50,9 @@ async def test_only_new_messages_are_stored_and_texts_once(proxy):
     records = await proxy.store.load(session)
     assert [len(record.request["messages"]) for record in records] == [1, 2, 2]
     assert [record.request["messages_base"] for record in records] == [0, 1, 2]
-    texts = await proxy.store.texts(session)
     digests = {record.request["tools_digest"] for record in records}
     digests |= {digest for record in records for digest in record.request["system_digests"]}
+    texts = await proxy.store.texts(session, digests)
     assert set(texts) == digests
     assert len(texts) == 2
 

@@ -82,7 +82,8 @@ async def test_texts_are_kept_once_and_heads_are_bounded(store):
         assert found.known == [number > 1]
         assert len(found.heads) == min(number - 1, HEADS_KEPT)
         await store.commit(SESSION, commit_of(f"c{number}", number, texts={} if number > 1 else {"d": b"tools"}))
-    assert await store.texts(SESSION) == {"d": b"tools"}
+    assert await store.texts(SESSION, ["d", "e"]) == {"d": b"tools"}
+    assert await store.texts(SESSION, []) == {}
     assert found.heads[-1].number == 38
 
 

@@ -26,7 +26,6 @@ from evener_orchestrator.ledger.idle import ping_the_idle
 from evener_orchestrator.ledger.models import Attempt, Group, Outgoing, Rollout, Run, Task
 from evener_orchestrator.ledger.sqlite import create_sqlite_engine
 from evener_orchestrator.ledger.types import Timestamp, as_json
-from evener_orchestrator.ledger.wakeup import announce
 
 PATIENCE_S = 30.0
 """How long a transaction waits for another process that writes SQLite."""
@@ -141,8 +140,6 @@ class Ledger:
             await transaction.finish()
             if transaction.outgoing:
                 await session.execute(insert(Outgoing), transaction.outgoing)  # all of them in one trip
-                if transaction.postgres:
-                    await announce(session)
             await session.commit()
         return transaction, result
 
@@ -163,6 +160,25 @@ class Ledger:
         """A snapshot to read from."""
         async with self._read() as session, session.begin():
             yield session
+
+    @asynccontextmanager
+    async def alone(self, what: str) -> AsyncGenerator[bool]:
+        """Whether no other process is at ``what`` until the block ends: for work that is more than one transaction.
+
+        The lock is the connection's: it goes with a process that dies.
+        """
+        if self.sqlite:
+            yield True
+            return
+        key = func.hashtextextended(what, 0)
+        async with self.reader.connect() as connection:
+            await connection.execution_options(isolation_level="AUTOCOMMIT")
+            try:
+                yield bool(await connection.scalar(select(func.pg_try_advisory_lock(key))))
+                await connection.execute(select(func.pg_advisory_unlock(key)))
+            except BaseException:
+                await connection.invalidate()  # it may hold the lock, and must not go back among the others with it
+                raise
 
     async def close(self) -> None:
         """Close every connection."""
