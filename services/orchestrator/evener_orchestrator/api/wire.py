@@ -55,7 +55,7 @@ def columns(row: object, names: Iterable[str]) -> Mapping[str, Any]:
     return {name: getattr(row, name) for name in names}
 
 
-def _context(request: Request) -> Context:
+async def _context(request: Request) -> Context:  # what is not async is called in a thread, which costs more than most answers
     context = request.app.state.context
     assert isinstance(context, Context)
     return context
