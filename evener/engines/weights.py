@@ -69,7 +69,8 @@ class DiskWeightSink:
 
     async def __aenter__(self) -> Self:
         timeout = aiohttp.ClientTimeout(total=self._timeout_s, connect=5.0)
-        self._http = aiohttp.ClientSession(timeout=timeout)
+        # A connection each: vLLM closes one on which it failed, and what is asked on it just then looks like a dead engine.
+        self._http = aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(force_close=True))
         return self
 
     async def __aexit__(self, *_: object) -> None:

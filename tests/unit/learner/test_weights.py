@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 
 from evener.engines.weights import ATTEMPTS, DiskWeightSink, replace_weights
 from evener.errors import InfraError
@@ -67,6 +68,23 @@ async def test_live_an_engine_that_hangs_is_an_error() -> None:
     async with serving(hang) as url, DiskWeightSink(url, timeout_s=0.2) as sink:
         with pytest.raises(InfraError, match=r"/pause.*Timeout"):
             await sink.pause()
+
+
+async def test_an_engine_that_closes_the_connection_on_which_it_failed_is_not_taken_for_a_dead_one(tmp_path: Path) -> None:
+    """As vLLM does, without having said so in its answer."""
+    engine, connections = StubEngine(), set[object]()
+    engine.fail = {"/update_weights": ATTEMPTS}
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        assert request.transport is not None
+        assert request.transport not in connections, "it would be closed by now"
+        connections.add(request.transport)
+        return await engine.handle(request)
+
+    async with serving(handle) as url, DiskWeightSink(url) as sink:
+        with pytest.raises(InfraError, match="update_weights: 500"):
+            await replace_weights(sink, tmp_path, 2)
+    assert (engine.paused, len(connections)) == (False, len(engine.calls))
 
 
 async def test_the_publisher_waits_for_an_engine_that_is_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
