@@ -56,7 +56,7 @@ def _beside(graph: Graph, histories: Histories) -> set[str]:
     if with_tools:
         beside = {call.call_id for call in calls if not has_tools(call) and _is_beside(call, with_tools, histories)}
     else:
-        beside = _lone_openings(graph)
+        beside = _lone_openings(graph, histories)
     for call in graph.roots:
         summary = summary_of(call, graph, histories) if call.level == "tokens" else None
         if summary is not None and not graph.children[summary.call_id]:
@@ -69,11 +69,19 @@ def _is_beside(call: CallRecord, with_tools: set[tuple[object, ...]], histories:
     return opening(call)[:-1] not in with_tools or all(turn.role != "assistant" for turn in histories.turns(call))
 
 
-def _lone_openings(graph: Graph) -> set[str]:
-    """Without any tools: what was asked once, alone, under a system text of its own, beside a conversation of several calls."""
+def _lone_openings(graph: Graph, histories: Histories) -> set[str]:
+    """Without any tools: what was asked once, alone, under a system text of its own, beside a conversation of several calls.
+
+    A call with a turn of the policy in its history goes on with something: some agents write the time into the system text.
+    """
     numbers: dict[tuple[object, ...], list[str]] = {}
     for key, call in graph.calls.items():
         numbers.setdefault(opening(call), []).append(key)
     if max(map(len, numbers.values()), default=0) < 2:
         return set()
-    return {keys[0] for keys in numbers.values() if len(keys) == 1 and graph.parent[keys[0]] is None}
+    alone = [graph.calls[keys[0]] for keys in numbers.values() if len(keys) == 1]
+    return {
+        call.call_id
+        for call in alone
+        if graph.parent[call.call_id] is None and all(turn.role != "assistant" for turn in histories.turns(call))
+    }

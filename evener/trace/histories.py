@@ -110,15 +110,21 @@ def common(left: Sequence[Message], right: Sequence[Message]) -> int:
 
 
 def summary_of(call: CallRecord, graph: Graph, histories: Histories) -> CallRecord | None:
-    """The call whose reply a shorter history of another begins anew from: a compaction. None where there is none."""
+    """The call whose reply a conversation begins anew from, shorter than it was: a compaction. None where there is none.
+
+    The summary was asked for with the history, or by a summariser without tools, which is shown the history as a text. What
+    quotes a reply under another system text or other tools (a title, a reviewer) is another conversation.
+    """
     turns = histories.turns(call)
+    before = [each for each in graph.calls.values() if each.number < call.number]
+    if not any(opening(each) == opening(call) and len(histories.turns(each)) > len(turns) for each in before):
+        return None
     told = [message.text for message in turns if message.role in ("user", "system", "developer")]
     found = None
-    for earlier in graph.calls.values():
-        if earlier.number >= call.number:
-            break
+    for earlier in before:
+        asked_for = len(histories.turns(earlier)) > len(turns) or (opening(earlier) != opening(call) and not has_tools(earlier))
         text = histories.reply(earlier).text
-        if len(text) >= EVIDENCE and len(turns) < len(histories.turns(earlier)) and any(text in each for each in told):
+        if asked_for and len(text) >= EVIDENCE and any(text in each for each in told):
             found = earlier
     return found
 

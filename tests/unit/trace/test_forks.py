@@ -156,6 +156,29 @@ def test_a_summary_is_beside_the_work_and_starts_it_anew():
     assert session.classes == {1: "agent", 2: "agent", 3: "side", 4: "agent"}
 
 
+def test_a_summariser_that_is_shown_the_history_as_a_text_starts_it_anew():
+    session, history = started()
+    summary = "So far: the parser reads months as days; dates.py has the table, line 40."
+    told = "\n".join(str(message.get("content")) for message in history)
+    session.ask([system("You sum up conversations."), user(told)], {"content": summary}, tools=None)
+    session.ask([HEAD[0], user(f"Earlier work, summed up: {summary}"), history[-1]], bash("d", "sed -n 40p dates.py"))
+    fork = session.forks[4]
+    assert (fork.cause, fork.against) == ("compaction", "call-3")
+    assert session.classes == {1: "agent", 2: "agent", 3: "side", 4: "agent"}
+
+
+@pytest.mark.parametrize(("tools", "kind"), [(None, "side"), ("review", "agent")])
+def test_what_quotes_the_last_reply_leaves_it_the_agents_work(tools, kind):
+    """A title that is asked for at the end; an agent that reviews what was done."""
+    session, history = started()
+    last = "All is mended: dates.py had its table of months wrong, in line 40."
+    session.ask(history, {"content": last})
+    session.ask([system("Name this."), user(f"Mend the parser of dates, please.\n{last}")], {"content": "Dates"}, tools=tools)
+    assert session.classes == {1: "agent", 2: "agent", 3: "agent", 4: kind}
+    assert session.causes == {4: "subagent"}
+    assert [row.provenance.trained for row in session.rows][0] == sum(len(call.completion_ids) for call in session.calls[:3])
+
+
 def test_a_title_is_beside_the_work_also_when_it_comes_first():
     session = Session()
     session.ask([system("Name this."), HEAD[1]], {"content": "Mending the parser of dates"}, tools=None)
@@ -192,6 +215,16 @@ def test_without_tools_a_lone_call_under_its_own_system_text_is_beside_the_work(
     session.ask([*HEAD, first, user("Output: dates.py")], {"content": "Done."}, tools=None)
     session.ask([system("Write a commit message."), user("diff --git")], {"content": "Mend dates"}, tools=None)
     assert session.classes == {1: "agent", 2: "agent", 3: "side"}
+
+
+def test_without_tools_a_call_that_goes_on_is_the_work_whatever_its_system_text_says():
+    session = Session()
+    history = [system("You code. It is noon."), HEAD[1]]
+    for number, time in enumerate(("noon", "noon", "one", "two")):
+        history[0] = system(f"You code. It is {time}.")
+        turn = session.ask(history, {"content": f"I look at file {number}."}, tools=None)
+        history += [turn, user(f"Output: file {number}")]
+    assert set(session.classes.values()) == {"agent"}
 
 
 @given(trees())
