@@ -12,6 +12,7 @@ import pytest
 from evener.api.types import Budget
 from evener.trace import forks
 from evener.trace.graph import build_graph
+from evener.trace.prefix import HEADS_KEPT
 from evener.trace.record import CallRecord
 from evener_proxy.token_in import history
 from evener_proxy.token_in.refusals import Refusal
@@ -192,6 +193,20 @@ async def test_a_turn_that_the_agent_goes_back_to_is_gone_on_from_again() -> Non
     graph = build_graph(records)
     assert len(graph.roots) == 1
     assert graph.parent[records[3].call_id] == records[0].call_id
+
+
+async def test_a_conversation_goes_on_after_any_number_of_a_sub_agents_calls() -> None:
+    engine, redis = TemplateEngine(SAYS), fakeredis.FakeAsyncRedis()
+    async with running(engine, redis) as proxy, running_proxy(engine, redis, retry_s=1.0) as other:
+        session, key = await proxy.open(prompt_mode="token_in", budget=Budget(calls=100))
+        messages = await converse([proxy], key, 1)
+        aside = [{"role": "system", "content": "You look."}, {"role": "user", "content": "Who calls it?"}]
+        await converse([proxy], key, HEADS_KEPT + 1, aside)
+        for replica in (proxy, other):  # one that knows the session, and one that has to read it
+            messages = await converse([replica], key, 1, messages)
+        records = await records_of(proxy, session)
+    assert [record.request["prompt"].get("from") for record in records[-2:]] == [1, HEADS_KEPT + 3]
+    assert len(build_graph(records).roots) == 2
 
 
 async def test_other_tools_make_another_prompt() -> None:

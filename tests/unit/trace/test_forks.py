@@ -176,7 +176,8 @@ def test_what_quotes_the_last_reply_leaves_it_the_agents_work(tools, kind):
     session.ask([system("Name this."), user(f"Mend the parser of dates, please.\n{last}")], {"content": "Dates"}, tools=tools)
     assert session.classes == {1: "agent", 2: "agent", 3: "agent", 4: kind}
     assert session.causes == {4: "subagent"}
-    assert [row.provenance.trained for row in session.rows][0] == sum(len(call.completion_ids) for call in session.calls[:3])
+    first, *_ = session.rows
+    assert first.provenance.trained == sum(len(call.completion_ids) for call in session.calls[:3])
 
 
 def test_a_title_is_beside_the_work_also_when_it_comes_first():

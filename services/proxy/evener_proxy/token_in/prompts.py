@@ -103,7 +103,7 @@ class Prompts:
         verdict: Verdict,
         window: int | None,
     ) -> Choice:
-        """The prompt of a request. ``heads``: the calls that it may go on from. Raises EngineUnavailable, EngineRefused."""
+        """The prompt of a request. ``heads``: the last calls of its session. Raises EngineUnavailable, EngineRefused."""
         try:
             messages: list[Message] = [msgspec.json.decode(message) for message in request.messages]
             asked = history.read(messages)
@@ -133,17 +133,19 @@ class Prompts:
             self._forget(next(iter(self._known)))
 
     async def _of(self, session_id: str, heads: Sequence[Head]) -> list[Past]:
-        """The calls of ``heads`` that have tokens, in order."""
-        numbers = sorted(head.number for head in heads if head.total)
+        """The calls of the session that have tokens, in order: ``heads`` are its last, and what is not known is read.
+
+        Not the last ones alone: an agent goes on with its own conversation after any number of a sub-agent's calls.
+        """
         known = self._known.pop(session_id, {})
         self._known[session_id] = known
-        if not all(number in known for number in numbers):
+        if not all(head.number in known for head in heads if head.total):
             records = await self._store.load(session_id)
             self._forget(session_id)
             for record in records:
                 self.add(session_id, record)
             known = self._known.get(session_id, {})
-        return [known[number] for number in numbers if number in known]
+        return [known[number] for number in sorted(known)]
 
     def _forget(self, session_id: str) -> None:
         self._bytes -= sum(past.bytes for past in self._known.pop(session_id, {}).values())
