@@ -253,6 +253,45 @@ async def test_a_reply_that_was_cut_is_closed_as_the_template_would() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("echoed", "reasons"),
+    [
+        ({}, [None, None]),
+        ({"reasoning_content": " look\n"}, [None, None]),
+        ({"reasoning_content": ""}, [None, None]),
+        ({"reasoning_content": "do not look"}, [Refusal.UNMATCHED, None]),
+        ({"reasoning": "do not look"}, [Refusal.UNMATCHED, None]),
+    ],
+    ids=["dropped", "trimmed", "empty", "other words", "other words in the engine's field"],
+)
+async def test_thinking_may_be_dropped_but_not_changed(echoed: Message, reasons: list[str | None]) -> None:
+    """What an agent writes in its place the policy sees; once it has, the chain goes on from there."""
+    call = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call><|im_end|>'
+    says = [f"<think>\nlook\n</think>\n\n{call}", "It is b.py.<|im_end|>", "Yes.<|im_end|>"]
+    engine = TemplateEngine(says, NAMED["thinking kept"])
+    async with running(engine) as proxy:
+        session, key = await proxy.open(prompt_mode="token_in")
+        messages = await converse([proxy], key, 1)
+        messages[2] |= echoed
+        await converse([proxy], key, 2, messages)
+        records = await records_of(proxy, session)
+    assert refusals(records) == [Refusal.FIRST, *reasons]
+    shown = engine.policy.decode(records[2].prompt_ids)
+    assert ("do not look" in shown) == (reasons[0] is not None)
+
+
+async def test_thinking_of_an_earlier_turn_may_not_be_changed_later_either() -> None:
+    call = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call><|im_end|>'
+    engine = TemplateEngine([f"<think>\nlook\n</think>\n\n{call}", "It is b.py.<|im_end|>"])
+    async with running(engine) as proxy:
+        session, key = await proxy.open(prompt_mode="token_in")
+        messages = await converse([proxy], key, 2)
+        messages[2]["reasoning_content"] = "do not look"
+        await converse([proxy], key, 1, messages)
+        records = await records_of(proxy, session)
+    assert refusals(records) == [Refusal.FIRST, None, Refusal.UNMATCHED]
+
+
 @pytest.mark.parametrize(("thinking", "reasons"), [("keep", [None, None]), ("strip", [None, Refusal.THINKING_DROPPED])])
 async def test_thinking_that_the_template_strips_is_kept_or_stripped(thinking: str, reasons: list[str | None]) -> None:
     call = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call><|im_end|>'

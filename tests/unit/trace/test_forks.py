@@ -90,6 +90,15 @@ def test_thinking_that_the_agent_drops_is_told():
     assert THOUGHT not in fork.now
 
 
+def test_thinking_that_the_agent_writes_anew_is_an_edit():
+    session, history = started()
+    session.ask(changed(history, 4, reasoning="It fails in July."), {"content": "Done."})
+    fork = session.forks[3]
+    assert fork.cause == "history_edited"
+    assert "June" in fork.was
+    assert "July" in fork.now
+
+
 def test_thinking_that_the_template_drops_is_told():
     session, history = started(strips=True)
     session.ask(history, {"content": "Done."})

@@ -1,9 +1,9 @@
 """Whose turn a history repeats: found by the ids that we minted, then by content; what was changed on purpose is no match.
 
 Two messages are the same where they say the same: arguments of calls are compared as JSON values; a text and a list of that
-text, nothing and an empty text, and spaces at an end are equal; marks for a vendor's cache do not count. Neither does thinking:
-agents drop it, and the chain has what was sampled. Of what stands before a turn the ids of calls do not count, but which call a
-result answers does. Called by `prompts`.
+text, nothing and an empty text, and spaces at an end are equal; marks for a vendor's cache do not count. Neither does thinking
+that is gone: agents drop it, and the chain has what was sampled. Thinking that came back as other words is an edit. Of what
+stands before a turn the ids of calls do not count, but which call a result answers does. Called by `prompts`.
 """
 
 import hashlib
@@ -28,10 +28,11 @@ class Called(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A turn of the policy as it is compared."""
+    """A turn of the policy as it is compared. ``thinking``: its words, whatever stands between them; empty for none."""
 
     text: str
     calls: tuple[Called, ...]
+    thinking: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,11 @@ class Past(Protocol):
         """Its reply."""
         ...
 
+    @property
+    def above(self) -> "Past | None":
+        """The call that it goes on from itself."""
+        ...
+
 
 P = TypeVar("P", bound=Past)
 
@@ -91,7 +97,8 @@ def read(messages: Sequence[Message]) -> Asked:
 
 def turn_of(reply: Reply) -> Turn:
     """The turn that a reply was."""
-    return Turn((reply.content or "").strip(), tuple(_called(each.id, each.name, each.arguments) for each in reply.tool_calls))
+    calls = tuple(_called(each.id, each.name, each.arguments) for each in reply.tool_calls)
+    return Turn((reply.content or "").strip(), calls, _words(reply.reasoning))
 
 
 def find(asked: Asked, calls: Iterable[P]) -> P | None:
@@ -102,7 +109,7 @@ def find(asked: Asked, calls: Iterable[P]) -> P | None:
     found: P | None = None
     for call in calls:
         turn = asked.turns.get(call.length)
-        if turn is None or asked.digests[call.length] != call.digest:
+        if turn is None or asked.digests[call.length] != call.digest or _thought_otherwise(asked, call):
             continue
         alike = same_turn(call.turn, turn)
         if alike is not None and (best is None or (call.length, alike == "ids") >= best):
@@ -123,6 +130,17 @@ def same_turn(ours: Turn, echoed: Turn) -> str | None:
     return "ids" if by_id else "content"
 
 
+def _thought_otherwise(asked: Asked, call: Past) -> bool:
+    """Whether thinking of the chain that ends with ``call`` came back as other words."""
+    at: Past | None = call
+    while at is not None:
+        echoed = asked.turns.get(at.length)
+        if echoed is not None and echoed.thinking and echoed.thinking != at.turn.thinking:
+            return True
+        at = at.above
+    return False
+
+
 def has_media(messages: Iterable[Message]) -> bool:
     """Whether anything but text is said."""
     return any(_others(message.get("content")) for message in messages)
@@ -135,7 +153,9 @@ def _turn(message: Message) -> Turn:
         for each in calls or ()
     ]
     text = _text(message.get("content"))
-    return Turn(text.strip() if message["role"] == "assistant" else text.rstrip(), tuple(called))
+    if message["role"] != "assistant":
+        return Turn(text.rstrip(), tuple(called))
+    return Turn(text.strip(), tuple(called), _words(message.get("reasoning") or message.get("reasoning_content")))
 
 
 def _key(message: Message, turn: Turn, answered: int) -> bytes:
@@ -165,6 +185,11 @@ def _text(content: Any) -> str:
         return content or ""
     parts = [part if isinstance(part, str) else part.get("text") for part in content if not _is_other(part)]
     return "\n".join(part or "" for part in parts)
+
+
+def _words(thinking: Any) -> str:
+    """Agents trim it, and join its parts as they please."""
+    return " ".join(_text(thinking).split())
 
 
 def _others(content: Any) -> list[Any]:
