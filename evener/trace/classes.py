@@ -1,14 +1,14 @@
 """Each call of a trace is one of four: the agent's work, asked beside it, or a sample that nobody went on from.
 
-Only the agent's work is trained. Read from the graph, from what was delivered and from the requests; a call with a child was
-delivered, whatever its mark says. Called when a trace is archived.
+Only the agent's work is trained. Read from the graph, from what was delivered and from the requests; a call with a child, or
+whose reply is in a later history, was delivered, whatever its mark says. Called when a trace is archived.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from evener.trace.graph import Graph
-from evener.trace.histories import Histories, has_tools, opening, summary_of
+from evener.trace.histories import Histories, common, has_tools, opening, summary_of
 from evener.trace.record import CallRecord
 
 CallClass = Literal["agent", "side", "superseded", "undelivered"]
@@ -26,12 +26,12 @@ _DELIVERED = {"yes": 0, "unknown": 1, "no": 2}
 
 def call_classes(graph: Graph, histories: Histories) -> dict[str, CallClass]:
     """The class of each call, by call id."""
-    left = _left(graph)
+    left = _left(graph, histories)
     beside = _beside(graph, histories)
     return {key: left.get(key) or ("side" if key in beside else "agent") for key in graph.calls}
 
 
-def _left(graph: Graph) -> dict[str, CallClass]:
+def _left(graph: Graph, histories: Histories) -> dict[str, CallClass]:
     """The leaves that nobody went on from, though somebody did from their prompt; and those that nobody got."""
     asked: dict[bytes, list[CallRecord]] = {}
     for key, call in graph.calls.items():
@@ -39,15 +39,26 @@ def _left(graph: Graph) -> dict[str, CallClass]:
             asked.setdefault(graph.prompts[key], []).append(call)
     found: dict[str, CallClass] = {}
     for same in asked.values():
-        went_on = any(graph.children[call.call_id] for call in same)
-        best = min(same, key=lambda call: (_DELIVERED[call.delivered], not len(call.completion_ids), -call.number))
-        for call in same:
-            if not graph.children[call.call_id] and (went_on or call is not best):
-                found[call.call_id] = "superseded"
+        kept = {call.call_id for call in same if graph.children[call.call_id]} or {_best(same, graph, histories)}
+        found |= {call.call_id: "superseded" for call in same if call.call_id not in kept}
     for leaf in graph.leaves:
-        if leaf.delivered == "no":
+        if leaf.delivered == "no" and (leaf.call_id in found or not _echoed(leaf, graph, histories)):
             found[leaf.call_id] = "undelivered"
     return found
+
+
+def _best(same: Sequence[CallRecord], graph: Graph, histories: Histories) -> str:
+    """Of leaves that were asked the same: one that a later history goes on from, one that was delivered, the last."""
+    if len(same) > 1:
+        same = [call for call in same if _echoed(call, graph, histories)] or same
+    return min(same, key=lambda call: (_DELIVERED[call.delivered], not len(call.completion_ids), -call.number)).call_id
+
+
+def _echoed(call: CallRecord, graph: Graph, histories: Histories) -> bool:
+    """Whether a later history goes on from the reply: where it is rendered anew its tokens are not the call's."""
+    whole = histories.whole(call)
+    later = (each for each in graph.calls.values() if each.number > call.number)
+    return any(common(whole, histories.turns(each)) == len(whole) for each in later if opening(each) == opening(call))
 
 
 def _beside(graph: Graph, histories: Histories) -> set[str]:

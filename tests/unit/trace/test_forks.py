@@ -44,6 +44,17 @@ def test_the_same_prompt_again_is_a_retry():
     assert session.classes == {1: "agent", 2: "agent", 3: "undelivered", 4: "agent"}
 
 
+@pytest.mark.parametrize("delivered", ["yes", "unknown", "no"])
+def test_the_sample_that_a_later_history_goes_on_from_is_the_agents_whatever_its_tokens_became(delivered):
+    """The template strips thinking, so that no call's tokens go on from another's."""
+    session = Session(strips=True)
+    first = session.ask(HEAD, bash("a", "ls", reasoning=THOUGHT), delivered=delivered)
+    session.ask(HEAD, bash("b", "pwd", reasoning=THOUGHT))
+    session.ask([*HEAD, first, result("a", "dates.py")], {"content": "Done."})
+    assert session.classes == {1: "agent", 2: "superseded", 3: "agent"}
+    assert len(session.graph.roots) == 3
+
+
 def changed(history, place, **fields):
     return [each if number != place else each | fields for number, each in enumerate(history)]
 
