@@ -172,7 +172,7 @@ def _key(message: Message, turn: Turn, answered: int) -> bytes:
 
 def _called(call_id: str, name: str, arguments: Any) -> Called:
     if not isinstance(arguments, str):
-        return Called(call_id, name, spelled(arguments or {}), True)
+        arguments = spelled(arguments or {})
     try:
         return Called(call_id, name, spelled(parsed(arguments)), True)
     except ValueError:
