@@ -119,14 +119,22 @@ def summary_of(call: CallRecord, graph: Graph, histories: Histories) -> CallReco
     before = [each for each in graph.calls.values() if each.number < call.number]
     if not any(opening(each) == opening(call) and len(histories.turns(each)) > len(turns) for each in before):
         return None
-    told = [message.text for message in turns if message.role in ("user", "system", "developer")]
     found = None
     for earlier in before:
         asked_for = len(histories.turns(earlier)) > len(turns) or (opening(earlier) != opening(call) and not has_tools(earlier))
-        text = histories.reply(earlier).text
-        if asked_for and len(text) >= EVIDENCE and any(text in each for each in told):
+        if asked_for and _begins_from(turns, histories.reply(earlier).text, histories.turns(earlier)[-1:]):
             found = earlier
     return found
+
+
+def _begins_from(turns: Sequence[Message], text: str, asked: Sequence[Message]) -> bool:
+    """Whether a history is told ``text``, or has it as its first turn, to answer something else than what was ``asked``."""
+    if len(text) < EVIDENCE:
+        return False
+    first = next((place for place, turn in enumerate(turns) if turn.role == "assistant"), None)
+    if first is not None and turns[first].text == text and not turns[first].calls:
+        return turns[max(0, first - 1) : first] != asked
+    return any(text in turn.text for turn in turns if turn.role in ("user", "system", "developer"))
 
 
 def _digests(call: CallRecord) -> list[str]:

@@ -187,6 +187,26 @@ def test_a_summariser_that_is_shown_the_history_as_a_text_starts_it_anew():
     assert session.classes == {1: "agent", 2: "agent", 3: "side", 4: "agent"}
 
 
+def test_a_summary_that_is_a_turn_of_the_new_history_starts_it_anew():
+    session, history = started()
+    summary = "So far: the parser reads months as days; dates.py has the table, line 40."
+    turn = session.ask([*history, user("Write what one needs to go on.")], {"content": summary})
+    anew = [HEAD[0], user("What did we do so far?"), turn, user("Go on.")]
+    session.ask(anew, bash("d", "sed -n 40p dates.py"))
+    fork = session.forks[4]
+    assert (fork.cause, fork.against) == ("compaction", "call-3")
+    assert session.classes == {1: "agent", 2: "agent", 3: "side", 4: "agent"}
+
+
+def test_a_history_whose_beginning_is_dropped_is_no_summary():
+    session, history = started()
+    asked = [*history, user("What is wrong?")]
+    turn = session.ask(asked, {"content": "The table of months in dates.py, line 40."})
+    session.ask([HEAD[0], *asked[-1:], turn, user("Mend it.")], bash("d", "sed -n 40p dates.py"))
+    assert session.causes == {4: "history_edited"}
+    assert set(session.classes.values()) == {"agent"}
+
+
 @pytest.mark.parametrize(("tools", "kind"), [(None, "side"), ("review", "agent")])
 def test_what_quotes_the_last_reply_leaves_it_the_agents_work(tools, kind):
     """A title that is asked for at the end; an agent that reviews what was done."""
