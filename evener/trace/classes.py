@@ -39,19 +39,27 @@ def _left(graph: Graph, histories: Histories) -> dict[str, CallClass]:
             asked.setdefault(graph.prompts[key], []).append(call)
     found: dict[str, CallClass] = {}
     for same in asked.values():
-        kept = {call.call_id for call in same if graph.children[call.call_id]} or {_best(same, graph, histories)}
-        found |= {call.call_id: "superseded" for call in same if call.call_id not in kept}
+        kept = _went_on(same, graph, histories) or [min(same, key=_rank)]
+        found |= {call.call_id: "superseded" for call in same if call not in kept}
     for leaf in graph.leaves:
         if leaf.delivered == "no" and (leaf.call_id in found or not _echoed(leaf, graph, histories)):
             found[leaf.call_id] = "undelivered"
     return found
 
 
-def _best(same: Sequence[CallRecord], graph: Graph, histories: Histories) -> str:
-    """Of leaves that were asked the same: one that a later history goes on from, one that was delivered, the last."""
-    if len(same) > 1:
-        same = [call for call in same if _echoed(call, graph, histories)] or same
-    return min(same, key=lambda call: (_DELIVERED[call.delivered], not len(call.completion_ids), -call.number)).call_id
+def _went_on(same: Sequence[CallRecord], graph: Graph, histories: Histories) -> list[CallRecord]:
+    """Of calls that were asked the same: those that tokens go on from, and those of other words that a history goes on from."""
+    kept = [call for call in same if graph.children[call.call_id]]
+    for call in sorted(same, key=_rank) if len(same) > 1 else ():
+        said = [histories.reply(other) for other in kept]
+        if histories.reply(call) not in said and _echoed(call, graph, histories):
+            kept.append(call)
+    return kept
+
+
+def _rank(call: CallRecord) -> tuple[int, bool, int]:
+    """A sample that was delivered comes first, then one that says something, then the last."""
+    return _DELIVERED[call.delivered], not len(call.completion_ids), -call.number
 
 
 def _echoed(call: CallRecord, graph: Graph, histories: Histories) -> bool:

@@ -55,6 +55,15 @@ def test_the_sample_that_a_later_history_goes_on_from_is_the_agents_whatever_its
     assert len(session.graph.roots) == 3
 
 
+def test_each_sample_that_a_history_goes_on_from_is_the_agents():
+    """It goes back, asks the same again, and goes on from that as well; the third sample says what the second says."""
+    session = Session(strips=True)
+    for call, command in (("a", "ls"), ("b", "pwd"), ("b", "pwd")):
+        turn = session.ask(HEAD, bash(call, command, reasoning=THOUGHT))
+        session.ask([*HEAD, turn, result(call, f"what {command} prints")], {"content": f"Done with {command}."})
+    assert session.classes == {1: "agent", 2: "agent", 3: "superseded", 4: "superseded", 5: "agent", 6: "agent"}
+
+
 def changed(history, place, **fields):
     return [each if number != place else each | fields for number, each in enumerate(history)]
 
