@@ -59,7 +59,8 @@ class Past:
     @property
     def bytes(self) -> int:
         """What it takes to remember it, roughly."""
-        return self.own.nbytes + self.completion_ids.nbytes + len(self.turn.text) + _OVERHEAD
+        said = len(self.turn.text) + len(self.turn.thinking)
+        return self.own.nbytes + self.completion_ids.nbytes + said + _OVERHEAD
 
 
 @dataclass(frozen=True, slots=True, eq=False)
