@@ -280,6 +280,31 @@ async def test_thinking_may_be_dropped_but_not_changed(echoed: Message, reasons:
     assert ("do not look" in shown) == (reasons[0] is not None)
 
 
+@pytest.mark.parametrize("again", ["look", "look twice"])
+async def test_thinking_that_a_rendered_prompt_shows_may_not_be_changed_either(again: str) -> None:
+    """It is of a turn that is in the chain as the agent wrote it, in a prompt of its own or behind its parent."""
+    call = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call><|im_end|>'
+    for turns in (1, 2):
+        says = [f"<think>\nlook\n</think>\n\n{call}"] * turns
+        engine = TemplateEngine([*says, "It is b.py.<|im_end|>", "Yes.<|im_end|>", "No.<|im_end|>"], NAMED["thinking kept"])
+        async with running(engine) as proxy:
+            session, key = await proxy.open(prompt_mode="token_in")
+            messages = await converse([proxy], key, turns)
+            messages[-2]["reasoning_content"] = "do not look"
+            place = len(messages) - 2
+            messages = await converse([proxy], key, 2, messages)
+            messages[place]["reasoning_content"] = again
+            await converse([proxy], key, 1, messages)
+            records = await records_of(proxy, session)
+        edited, on, last = records[-3:]
+        assert edited.request["prompt"].get("from") == (None if turns == 1 else 1)
+        assert on.request["prompt"].get("from") == edited.number
+        assert (f"<think>\n{again}\n</think>" in engine.policy.decode(last.prompt_ids)) or again == "look"
+        # The chain with the first words is there; the one with these is not.
+        assert last.request["prompt"].get("from") == (None if turns == 1 else 1) or again == "look"
+        assert "do not look" not in engine.policy.decode(last.prompt_ids)
+
+
 async def test_thinking_of_an_earlier_turn_may_not_be_changed_later_either() -> None:
     call = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call><|im_end|>'
     engine = TemplateEngine([f"<think>\nlook\n</think>\n\n{call}", "It is b.py.<|im_end|>"])

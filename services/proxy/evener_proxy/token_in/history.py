@@ -7,7 +7,7 @@ stands before a turn the ids of calls do not count, but which call a result answ
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -28,7 +28,7 @@ class Called(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A turn of the policy as it is compared. ``thinking``: its words, whatever stands between them; empty for none."""
+    """A turn of the policy as it is compared. ``thinking``: a digest of its words; empty for none."""
 
     text: str
     calls: tuple[Called, ...]
@@ -48,6 +48,10 @@ class Asked:
     def length(self) -> int:
         """How many messages there are."""
         return len(self.digests) - 1
+
+    def thoughts(self, start: int) -> dict[int, str]:
+        """The thinking of the turns from the place ``start`` on, by place."""
+        return {place: turn.thinking for place, turn in self.turns.items() if place >= start and turn.thinking}
 
 
 class Past(Protocol):
@@ -71,6 +75,11 @@ class Past(Protocol):
     @property
     def above(self) -> "Past | None":
         """The call that it goes on from itself."""
+        ...
+
+    @property
+    def shown(self) -> Mapping[int, str]:
+        """`Asked.thoughts` of what was new in it."""
         ...
 
 
@@ -131,14 +140,13 @@ def same_turn(ours: Turn, echoed: Turn) -> str | None:
 
 
 def _thought_otherwise(asked: Asked, call: Past) -> bool:
-    """Whether thinking of the chain that ends with ``call`` came back as other words."""
+    """Whether a turn of the chain that ends with ``call`` has other thinking now than in the chain."""
+    chain: dict[int, str] = {}
     at: Past | None = call
     while at is not None:
-        echoed = asked.turns.get(at.length)
-        if echoed is not None and echoed.thinking and echoed.thinking != at.turn.thinking:
-            return True
+        chain |= {**at.shown, at.length: at.turn.thinking}
         at = at.above
-    return False
+    return any(thinking != chain.get(place) for place, thinking in asked.thoughts(0).items() if place <= call.length)
 
 
 def has_media(messages: Iterable[Message]) -> bool:
@@ -188,8 +196,9 @@ def _text(content: Any) -> str:
 
 
 def _words(thinking: Any) -> str:
-    """Agents trim it, and join its parts as they please."""
-    return " ".join(_text(thinking).split())
+    """A digest: agents trim thinking, and join its parts as they please."""
+    words = " ".join(_text(thinking).split())
+    return hashlib.blake2b(words.encode(errors="surrogatepass"), digest_size=8).hexdigest() if words else ""
 
 
 def _others(content: Any) -> list[Any]:

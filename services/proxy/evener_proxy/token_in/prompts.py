@@ -30,7 +30,7 @@ _OVERHEAD = 512
 class Past:
     """A committed call. Its prompt is the tokens of ``above``, where there is one, and ``own``; ``length`` and ``digest`` are
     those of its messages. ``filled``: it has as many tokens as it was allowed. ``thoughts``: the forms in which thinking was
-    sampled in it or above it.
+    sampled in it or above it. ``shown``: the thinking of turns that its ``own`` prompt renders, by place.
     """
 
     number: int
@@ -45,6 +45,7 @@ class Past:
     stopped_by: int | str | None
     filled: bool
     thoughts: frozenset[Form]
+    shown: dict[int, str]
 
     @property
     def tokens(self) -> Ids:
@@ -59,8 +60,7 @@ class Past:
     @property
     def bytes(self) -> int:
         """What it takes to remember it, roughly."""
-        said = len(self.turn.text) + len(self.turn.thinking)
-        return self.own.nbytes + self.completion_ids.nbytes + said + _OVERHEAD
+        return self.own.nbytes + self.completion_ids.nbytes + len(self.turn.text) + _OVERHEAD
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,6 +81,8 @@ class Choice:
         kept: dict[str, Any] = {"from": self.parent.number} if self.parent is not None else {"refused": str(self.reason)}
         if self.asked is not None:
             kept |= {"messages": self.asked.length, "history": self.asked.digests[-1].hex()}
+            shown = self.asked.thoughts(self.parent.length + 1 if self.parent is not None else 0)
+            kept |= {"shown": {str(place): thinking for place, thinking in shown.items()}} if shown else {}
         return kept
 
 
@@ -223,6 +225,7 @@ def _past_of(record: CallRecord, known: dict[int, Past]) -> Past | None:
         stopped_by=reply.stop_reason,
         filled=limit is None or reply.completion_tokens >= limit,
         thoughts=(above.thoughts if above is not None else frozenset()) | _thoughts(reply),
+        shown={int(place): thinking for place, thinking in kept.get("shown", {}).items()},
     )
 
 
