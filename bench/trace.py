@@ -67,6 +67,7 @@ def _call(number: int, prompt: Ids, completion: Ids, new: list[dict[str, Any]]) 
             "messages_kept": 2 * base if base else 0,
             "asked": {"temperature": 0.2, "max_tokens": 32000},
             "used": {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "max_tokens": 8192, "stop": None},
+            "prompt": ({"from": base} if base else {"refused": "first"}) | {"messages": 2 * number, "history": "2" * 32},
         },
         reply={
             "id": f"{number:024x}",

@@ -26,7 +26,7 @@ ForkCause = Literal[
 FORK_CAUSES: dict[ForkCause, str] = {
     "template": "the history says the same, but its prompt was rendered otherwise before the turn that was sampled last",
     "retokenised": "the history says the same, but a turn came back as other tokens than were sampled",
-    "history_edited": "the agent changed, dropped or went back behind a message, or changed its system text or tools",
+    "history_edited": "the agent changed, dropped or went back behind a message, or changed thinking, its system text or tools",
     "thinking_dropped": "the history says the same, but without the thinking of an earlier turn",
     "compaction": "it starts anew from a text that an earlier call was asked for: a summary",
     "subagent": "another conversation: its task is in an earlier tool call, or its system text or tools are new",
@@ -164,7 +164,10 @@ class _Explained:
             rivals = [each for each in self._earlier if graph.parent[each.call_id] == before.call_id]
             return "history_edited", max(rivals, key=lambda each: _shared(each.tokens, call.prompt_ids))
         said = self._histories.whole(before)
-        if any(mine.thinking and mine.thinking != now.thinking for mine, now in zip(said, self._turns, strict=False)):
+        thought = [(mine.thinking.split(), now.thinking.split()) for mine, now in zip(said, self._turns, strict=False)]
+        if any(now and now != mine for mine, now in thought):
+            return "history_edited", before
+        if any(mine and not now for mine, now in thought):
             return "thinking_dropped", before
         position = _shared(before.tokens, call.prompt_ids)
         sampled = self._sampled_at(before, position)

@@ -110,17 +110,31 @@ def common(left: Sequence[Message], right: Sequence[Message]) -> int:
 
 
 def summary_of(call: CallRecord, graph: Graph, histories: Histories) -> CallRecord | None:
-    """The call whose reply a shorter history of another begins anew from: a compaction. None where there is none."""
+    """The call whose reply a conversation begins anew from, shorter than it was: a compaction. None where there is none.
+
+    The summary was asked for with the history, or by a summariser without tools, which is shown the history as a text. What
+    quotes a reply under another system text or other tools (a title, a reviewer) is another conversation.
+    """
     turns = histories.turns(call)
-    told = [message.text for message in turns if message.role in ("user", "system", "developer")]
+    before = [each for each in graph.calls.values() if each.number < call.number]
+    if not any(opening(each) == opening(call) and len(histories.turns(each)) > len(turns) for each in before):
+        return None
     found = None
-    for earlier in graph.calls.values():
-        if earlier.number >= call.number:
-            break
-        text = histories.reply(earlier).text
-        if len(text) >= EVIDENCE and len(turns) < len(histories.turns(earlier)) and any(text in each for each in told):
+    for earlier in before:
+        asked_for = len(histories.turns(earlier)) > len(turns) or (opening(earlier) != opening(call) and not has_tools(earlier))
+        if asked_for and _begins_from(turns, histories.reply(earlier).text, histories.turns(earlier)[-1:]):
             found = earlier
     return found
+
+
+def _begins_from(turns: Sequence[Message], text: str, asked: Sequence[Message]) -> bool:
+    """Whether a history is told ``text``, or has it as its first turn, to answer something else than what was ``asked``."""
+    if len(text) < EVIDENCE:
+        return False
+    first = next((place for place, turn in enumerate(turns) if turn.role == "assistant"), None)
+    if first is not None and turns[first].text == text and not turns[first].calls:
+        return turns[max(0, first - 1) : first] != asked
+    return any(text in turn.text for turn in turns if turn.role in ("user", "system", "developer"))
 
 
 def _digests(call: CallRecord) -> list[str]:

@@ -51,11 +51,14 @@ def untrue(provenance: Provenance, ids: Ids, mask: Mask, logprobs: Logprobs, ver
         return "a call has tokens outside the row"
     if any(before.end > after.start for before, after in pairwise(calls)):
         return "two calls have one token"
+    if len({call.call_id for call in calls}) != len(calls):
+        return "a call is named twice"
     return (
         _counts(provenance, len(ids), int(np.count_nonzero(mask)))
         or _mask(calls, mask)
         or _samples(calls, ids, logprobs, versions)
         or _versions(provenance, versions[mask != 0])
+        or _engines(provenance)
     )
 
 
@@ -93,4 +96,11 @@ def _versions(provenance: Provenance, trained: Ids) -> str | None:
     found = version_tokens(trained)
     if found != provenance.versions:
         return f"versions {found} sampled its trained tokens, it says {provenance.versions}"
+    return None
+
+
+def _engines(provenance: Provenance) -> str | None:
+    found = sorted({call.engine for call in provenance.calls})
+    if found != provenance.engines:
+        return f"engines {found} sampled its calls, it says {provenance.engines}"
     return None

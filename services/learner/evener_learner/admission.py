@@ -130,7 +130,7 @@ def _admit(order: GroupOrder, vocabulary: int, temperature: float, trained: Set[
     for rollout, advantage in zip(order.rollouts, advantages(rewards), strict=True):
         for sequence in rollout.sequences:
             arrays = _checked(sequence, vocabulary)
-            _check_provenance(sequence, arrays, temperature)
+            _check_provenance(rollout.rollout_id, sequence, arrays, temperature)
             sampled = arrays.mask != 0
             if not sampled.any():
                 continue
@@ -139,6 +139,7 @@ def _admit(order: GroupOrder, vocabulary: int, temperature: float, trained: Set[
     if not rows:
         raise _Refused(Reason.NOTHING_SAMPLED, "")
     _check_trained_once(order.rollouts)
+    _check_one_attempt(order.rollouts)
     return Group(order.group_id, frozenset(r.rollout_id for r in order.rollouts), rows, rewards, frozenset(versions))
 
 
@@ -185,10 +186,12 @@ def _checked(sequence: TrainedSequence, vocabulary: int) -> _Arrays:
     return arrays
 
 
-def _check_provenance(sequence: TrainedSequence, arrays: _Arrays, temperature: float) -> None:
+def _check_provenance(rollout_id: str, sequence: TrainedSequence, arrays: _Arrays, temperature: float) -> None:
     name, provenance = sequence.sequence_id, sequence.provenance
     if provenance is None:
         raise _Refused(Reason.PROVENANCE_MISSING, name)
+    if provenance.session_id.rpartition(".")[0] != rollout_id:
+        raise _Refused(Reason.PROVENANCE_UNTRUE, f"{name}: session {provenance.session_id} is not of rollout {rollout_id}")
     flaw = untrue(provenance, arrays.ids, arrays.mask, arrays.logprobs, arrays.versions)
     if flaw is not None:
         raise _Refused(Reason.PROVENANCE_UNTRUE, f"{name}: {flaw}")
@@ -215,6 +218,14 @@ def _check_trained_once(rollouts: list[TrainedRollout]) -> None:
             if again:
                 raise _Refused(Reason.TRAINED_TWICE, f"{sequence.sequence_id}: call {min(again)}")
             seen |= trained
+
+
+def _check_one_attempt(rollouts: list[TrainedRollout]) -> None:
+    """A rollout's reward is of its last attempt alone."""
+    for rollout in rollouts:
+        sessions = sorted({each.provenance.session_id for each in rollout.sequences if each.provenance is not None})
+        if len(sessions) > 1:
+            raise _Refused(Reason.PROVENANCE_UNTRUE, f"{rollout.rollout_id}: rows of several sessions, {', '.join(sessions)}")
 
 
 def _trained(provenance: Provenance | None) -> set[str]:

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from msgspec.structs import replace
 
 from evener.api import GroupOrder, Provenance, Sampled, TrainedRollout, TrainedSequence
-from evener.ids import new_id
+from evener.ids import new_id, session_id
 from evener.trace.prefix import prefix_digests
 from evener.trace.provenance import row_digest, sample_digest, version_tokens
 
@@ -49,7 +50,7 @@ def proven(name: str, ids: bytes, mask: bytes, logprobs: bytes, versions: bytes)
             trained=count,
             untrained={},
             versions=version_tokens(values[trained]),
-            engines=["http://engine"],
+            engines=["http://engine"] if calls else [],
             calls=calls,
         )
     digest = row_digest(ids, mask, logprobs, versions)
@@ -76,10 +77,21 @@ def _call(name: str, at: slice, ids: np.ndarray, logprobs: bytes, versions: np.n
 
 
 def rollout(reward: float, *sequences: TrainedSequence, name: str | None = None) -> TrainedRollout:
-    """A finished rollout."""
+    """A finished rollout, whose sequences are of its first attempt."""
+    rollout_id = name or new_id()
     return TrainedRollout(
-        rollout_id=name or new_id(), outcome="finished", score=reward, reward=reward, sequences=list(sequences)
+        rollout_id=rollout_id,
+        outcome="finished",
+        score=reward,
+        reward=reward,
+        sequences=[_sampled_in(session_id(rollout_id, 1), each) for each in sequences],
     )
+
+
+def _sampled_in(session: str, made: TrainedSequence) -> TrainedSequence:
+    if made.provenance is None:
+        return made
+    return replace(made, provenance=replace(made.provenance, session_id=session))
 
 
 def group(*rollouts: TrainedRollout, name: str | None = None, run_id: str = "run") -> GroupOrder:

@@ -117,6 +117,9 @@ def says(provenance_changes: dict[str, object], **call_changes: object) -> Group
         (says({}, prompt="00" * 16), Reason.PROVENANCE_UNTRUE, "another prompt"),
         (says({}, sample="00" * 32), Reason.PROVENANCE_UNTRUE, "other tokens"),
         (says({"versions": {"2": 2}}), Reason.PROVENANCE_UNTRUE, "versions"),
+        (says({"engines": []}), Reason.PROVENANCE_UNTRUE, "engines"),
+        (says({}, engine="http://another"), Reason.PROVENANCE_UNTRUE, "engines"),
+        (says({"session_id": "another.1"}), Reason.PROVENANCE_UNTRUE, "session another.1"),
         (says({}, temperature=0.7), Reason.OTHER_TEMPERATURE, "0.7"),
         (says({}, temperature=None), Reason.OTHER_TEMPERATURE, "None"),
         (says({}, top_p=0.9), Reason.OTHER_SAMPLING, "top_p 0.9"),
@@ -153,6 +156,30 @@ def test_once_a_call_in_two_rows_is_refused() -> None:
     first = sequence([1, 2, 3], [0, 1, 1])
     again = msgspec.structs.replace(first, sequence_id="again")
     assert reason(group(rollout(1, first, again), rollout(0))) == Reason.TRAINED_TWICE
+
+
+def test_once_a_call_that_is_named_twice_in_a_row_is_refused() -> None:
+    """Both places hold the same tokens, so that all else is borne out."""
+    row = sequence([1, 2, 1, 2], [0, 1, 0, 1])
+    provenance = row.provenance
+    assert provenance is not None
+    calls = [msgspec.structs.replace(call, call_id="one") for call in provenance.calls]
+    again = msgspec.structs.replace(row, provenance=msgspec.structs.replace(provenance, calls=calls))
+    refusal = verdict(group(rollout(1, again), rollout(0)))
+    assert isinstance(refusal, Refusal)
+    assert (refusal.reason, "named twice" in refusal.detail) == (Reason.PROVENANCE_UNTRUE, True)
+
+
+def test_fenced_rows_of_two_attempts_are_refused() -> None:
+    order = group(rollout(1, sequence([1, 2], [0, 1]), sequence([1, 3], [0, 1]), name="r"), rollout(0))
+    second = order.rollouts[0].sequences[1]
+    assert second.provenance is not None
+    order.rollouts[0].sequences[1] = msgspec.structs.replace(
+        second, provenance=msgspec.structs.replace(second.provenance, session_id="r.2")
+    )
+    refusal = verdict(order)
+    assert isinstance(refusal, Refusal)
+    assert (refusal.reason, "r.1, r.2" in refusal.detail) == (Reason.PROVENANCE_UNTRUE, True)
 
 
 def test_once_a_rollout_of_another_group_is_refused() -> None:

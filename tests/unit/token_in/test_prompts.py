@@ -20,7 +20,7 @@ ENDS = Ends(frozenset({END}))
 
 def past(*, last: int, finish: str, stopped_by: int | str | None = None, filled: bool = False) -> Past:
     turn, ids = history.Turn("", ()), int32([1, last])
-    return Past(1, None, int32([5]), ids, 1, b"", None, turn, finish, stopped_by, filled, frozenset())
+    return Past(1, None, int32([5]), ids, 1, b"", None, turn, finish, stopped_by, filled, frozenset(), {})
 
 
 @pytest.mark.parametrize(

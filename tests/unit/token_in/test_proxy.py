@@ -12,6 +12,7 @@ import pytest
 from evener.api.types import Budget
 from evener.trace import forks
 from evener.trace.graph import build_graph
+from evener.trace.prefix import HEADS_KEPT
 from evener.trace.record import CallRecord
 from evener_proxy.token_in import history
 from evener_proxy.token_in.refusals import Refusal
@@ -194,6 +195,20 @@ async def test_a_turn_that_the_agent_goes_back_to_is_gone_on_from_again() -> Non
     assert graph.parent[records[3].call_id] == records[0].call_id
 
 
+async def test_a_conversation_goes_on_after_any_number_of_a_sub_agents_calls() -> None:
+    engine, redis = TemplateEngine(SAYS), fakeredis.FakeAsyncRedis()
+    async with running(engine, redis) as proxy, running_proxy(engine, redis, retry_s=1.0) as other:
+        session, key = await proxy.open(prompt_mode="token_in", budget=Budget(calls=100))
+        messages = await converse([proxy], key, 1)
+        aside = [{"role": "system", "content": "You look."}, {"role": "user", "content": "Who calls it?"}]
+        await converse([proxy], key, HEADS_KEPT + 1, aside)
+        for replica in (proxy, other):  # one that knows the session, and one that has to read it
+            messages = await converse([replica], key, 1, messages)
+        records = await records_of(proxy, session)
+    assert [record.request["prompt"].get("from") for record in records[-2:]] == [1, HEADS_KEPT + 3]
+    assert len(build_graph(records).roots) == 2
+
+
 async def test_other_tools_make_another_prompt() -> None:
     engine = TemplateEngine(SAYS)
     async with running(engine) as proxy:
@@ -236,6 +251,70 @@ async def test_a_reply_that_was_cut_is_closed_as_the_template_would() -> None:
         "<|im_end|>\n<|im_start|>user\nNow mend it<|im_end|>\n<|im_start|>assistant\n",
         "<|im_end|>\n<|im_start|>tool\nresult of 0000<|im_end|>\n<|im_start|>assistant\n",
     ]
+
+
+@pytest.mark.parametrize(
+    ("echoed", "reasons"),
+    [
+        ({}, [None, None]),
+        ({"reasoning_content": " look\n"}, [None, None]),
+        ({"reasoning_content": ""}, [None, None]),
+        ({"reasoning_content": "do not look"}, [Refusal.UNMATCHED, None]),
+        ({"reasoning": "do not look"}, [Refusal.UNMATCHED, None]),
+    ],
+    ids=["dropped", "trimmed", "empty", "other words", "other words in the engine's field"],
+)
+async def test_thinking_may_be_dropped_but_not_changed(echoed: Message, reasons: list[str | None]) -> None:
+    """What an agent writes in its place the policy sees; once it has, the chain goes on from there."""
+    call = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call><|im_end|>'
+    says = [f"<think>\nlook\n</think>\n\n{call}", "It is b.py.<|im_end|>", "Yes.<|im_end|>"]
+    engine = TemplateEngine(says, NAMED["thinking kept"])
+    async with running(engine) as proxy:
+        session, key = await proxy.open(prompt_mode="token_in")
+        messages = await converse([proxy], key, 1)
+        messages[2] |= echoed
+        await converse([proxy], key, 2, messages)
+        records = await records_of(proxy, session)
+    assert refusals(records) == [Refusal.FIRST, *reasons]
+    shown = engine.policy.decode(records[2].prompt_ids)
+    assert ("do not look" in shown) == (reasons[0] is not None)
+
+
+@pytest.mark.parametrize("again", ["look", "look twice"])
+async def test_thinking_that_a_rendered_prompt_shows_may_not_be_changed_either(again: str) -> None:
+    """It is of a turn that is in the chain as the agent wrote it, in a prompt of its own or behind its parent."""
+    call = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call><|im_end|>'
+    for turns in (1, 2):
+        says = [f"<think>\nlook\n</think>\n\n{call}"] * turns
+        engine = TemplateEngine([*says, "It is b.py.<|im_end|>", "Yes.<|im_end|>", "No.<|im_end|>"], NAMED["thinking kept"])
+        async with running(engine) as proxy:
+            session, key = await proxy.open(prompt_mode="token_in")
+            messages = await converse([proxy], key, turns)
+            messages[-2]["reasoning_content"] = "do not look"
+            place = len(messages) - 2
+            messages = await converse([proxy], key, 2, messages)
+            messages[place]["reasoning_content"] = again
+            await converse([proxy], key, 1, messages)
+            records = await records_of(proxy, session)
+        edited, on, last = records[-3:]
+        assert edited.request["prompt"].get("from") == (None if turns == 1 else 1)
+        assert on.request["prompt"].get("from") == edited.number
+        assert (f"<think>\n{again}\n</think>" in engine.policy.decode(last.prompt_ids)) or again == "look"
+        # The chain with the first words is there; the one with these is not.
+        assert last.request["prompt"].get("from") == (None if turns == 1 else 1) or again == "look"
+        assert "do not look" not in engine.policy.decode(last.prompt_ids)
+
+
+async def test_thinking_of_an_earlier_turn_may_not_be_changed_later_either() -> None:
+    call = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call><|im_end|>'
+    engine = TemplateEngine([f"<think>\nlook\n</think>\n\n{call}", "It is b.py.<|im_end|>"])
+    async with running(engine) as proxy:
+        session, key = await proxy.open(prompt_mode="token_in")
+        messages = await converse([proxy], key, 2)
+        messages[2]["reasoning_content"] = "do not look"
+        await converse([proxy], key, 1, messages)
+        records = await records_of(proxy, session)
+    assert refusals(records) == [Refusal.FIRST, None, Refusal.UNMATCHED]
 
 
 @pytest.mark.parametrize(("thinking", "reasons"), [("keep", [None, None]), ("strip", [None, Refusal.THINKING_DROPPED])])

@@ -44,6 +44,26 @@ def test_the_same_prompt_again_is_a_retry():
     assert session.classes == {1: "agent", 2: "agent", 3: "undelivered", 4: "agent"}
 
 
+@pytest.mark.parametrize("delivered", ["yes", "unknown", "no"])
+def test_the_sample_that_a_later_history_goes_on_from_is_the_agents_whatever_its_tokens_became(delivered):
+    """The template strips thinking, so that no call's tokens go on from another's."""
+    session = Session(strips=True)
+    first = session.ask(HEAD, bash("a", "ls", reasoning=THOUGHT), delivered=delivered)
+    session.ask(HEAD, bash("b", "pwd", reasoning=THOUGHT))
+    session.ask([*HEAD, first, result("a", "dates.py")], {"content": "Done."})
+    assert session.classes == {1: "agent", 2: "superseded", 3: "agent"}
+    assert len(session.graph.roots) == 3
+
+
+def test_each_sample_that_a_history_goes_on_from_is_the_agents():
+    """It goes back, asks the same again, and goes on from that as well; the third sample says what the second says."""
+    session = Session(strips=True)
+    for call, command in (("a", "ls"), ("b", "pwd"), ("b", "pwd")):
+        turn = session.ask(HEAD, bash(call, command, reasoning=THOUGHT))
+        session.ask([*HEAD, turn, result(call, f"what {command} prints")], {"content": f"Done with {command}."})
+    assert session.classes == {1: "agent", 2: "agent", 3: "superseded", 4: "superseded", 5: "agent", 6: "agent"}
+
+
 def changed(history, place, **fields):
     return [each if number != place else each | fields for number, each in enumerate(history)]
 
@@ -88,6 +108,15 @@ def test_thinking_that_the_agent_drops_is_told():
     assert fork.cause == "thinking_dropped"
     assert THOUGHT in fork.was
     assert THOUGHT not in fork.now
+
+
+def test_thinking_that_the_agent_writes_anew_is_an_edit():
+    session, history = started()
+    session.ask(changed(history, 4, reasoning="It fails in July."), {"content": "Done."})
+    fork = session.forks[3]
+    assert fork.cause == "history_edited"
+    assert "June" in fork.was
+    assert "July" in fork.now
 
 
 def test_thinking_that_the_template_drops_is_told():
@@ -156,6 +185,50 @@ def test_a_summary_is_beside_the_work_and_starts_it_anew():
     assert session.classes == {1: "agent", 2: "agent", 3: "side", 4: "agent"}
 
 
+def test_a_summariser_that_is_shown_the_history_as_a_text_starts_it_anew():
+    session, history = started()
+    summary = "So far: the parser reads months as days; dates.py has the table, line 40."
+    told = "\n".join(str(message.get("content")) for message in history)
+    session.ask([system("You sum up conversations."), user(told)], {"content": summary}, tools=None)
+    session.ask([HEAD[0], user(f"Earlier work, summed up: {summary}"), history[-1]], bash("d", "sed -n 40p dates.py"))
+    fork = session.forks[4]
+    assert (fork.cause, fork.against) == ("compaction", "call-3")
+    assert session.classes == {1: "agent", 2: "agent", 3: "side", 4: "agent"}
+
+
+def test_a_summary_that_is_a_turn_of_the_new_history_starts_it_anew():
+    session, history = started()
+    summary = "So far: the parser reads months as days; dates.py has the table, line 40."
+    turn = session.ask([*history, user("Write what one needs to go on.")], {"content": summary})
+    anew = [HEAD[0], user("What did we do so far?"), turn, user("Go on.")]
+    session.ask(anew, bash("d", "sed -n 40p dates.py"))
+    fork = session.forks[4]
+    assert (fork.cause, fork.against) == ("compaction", "call-3")
+    assert session.classes == {1: "agent", 2: "agent", 3: "side", 4: "agent"}
+
+
+def test_a_history_whose_beginning_is_dropped_is_no_summary():
+    session, history = started()
+    asked = [*history, user("What is wrong?")]
+    turn = session.ask(asked, {"content": "The table of months in dates.py, line 40."})
+    session.ask([HEAD[0], *asked[-1:], turn, user("Mend it.")], bash("d", "sed -n 40p dates.py"))
+    assert session.causes == {4: "history_edited"}
+    assert set(session.classes.values()) == {"agent"}
+
+
+@pytest.mark.parametrize(("tools", "kind"), [(None, "side"), ("review", "agent")])
+def test_what_quotes_the_last_reply_leaves_it_the_agents_work(tools, kind):
+    """A title that is asked for at the end; an agent that reviews what was done."""
+    session, history = started()
+    last = "All is mended: dates.py had its table of months wrong, in line 40."
+    session.ask(history, {"content": last})
+    session.ask([system("Name this."), user(f"Mend the parser of dates, please.\n{last}")], {"content": "Dates"}, tools=tools)
+    assert session.classes == {1: "agent", 2: "agent", 3: "agent", 4: kind}
+    assert session.causes == {4: "subagent"}
+    first, *_ = session.rows
+    assert first.provenance.trained == sum(len(call.completion_ids) for call in session.calls[:3])
+
+
 def test_a_title_is_beside_the_work_also_when_it_comes_first():
     session = Session()
     session.ask([system("Name this."), HEAD[1]], {"content": "Mending the parser of dates"}, tools=None)
@@ -192,6 +265,16 @@ def test_without_tools_a_lone_call_under_its_own_system_text_is_beside_the_work(
     session.ask([*HEAD, first, user("Output: dates.py")], {"content": "Done."}, tools=None)
     session.ask([system("Write a commit message."), user("diff --git")], {"content": "Mend dates"}, tools=None)
     assert session.classes == {1: "agent", 2: "agent", 3: "side"}
+
+
+def test_without_tools_a_call_that_goes_on_is_the_work_whatever_its_system_text_says():
+    session = Session()
+    history = [system("You code. It is noon."), HEAD[1]]
+    for number, time in enumerate(("noon", "noon", "one", "two")):
+        history[0] = system(f"You code. It is {time}.")
+        turn = session.ask(history, {"content": f"I look at file {number}."}, tools=None)
+        history += [turn, user(f"Output: file {number}")]
+    assert set(session.classes.values()) == {"agent"}
 
 
 @given(trees())

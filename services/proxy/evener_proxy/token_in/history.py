@@ -1,13 +1,13 @@
 """Whose turn a history repeats: found by the ids that we minted, then by content; what was changed on purpose is no match.
 
 Two messages are the same where they say the same: arguments of calls are compared as JSON values; a text and a list of that
-text, nothing and an empty text, and spaces at an end are equal; marks for a vendor's cache do not count. Neither does thinking:
-agents drop it, and the chain has what was sampled. Of what stands before a turn the ids of calls do not count, but which call a
-result answers does. Called by `prompts`.
+text, nothing and an empty text, and spaces at an end are equal; marks for a vendor's cache do not count. Neither does thinking
+that is gone: agents drop it, and the chain has what was sampled. Thinking that came back as other words is an edit. Of what
+stands before a turn the ids of calls do not count, but which call a result answers does. Called by `prompts`.
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -28,10 +28,11 @@ class Called(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A turn of the policy as it is compared."""
+    """A turn of the policy as it is compared. ``thinking``: a digest of its words; empty for none."""
 
     text: str
     calls: tuple[Called, ...]
+    thinking: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,10 @@ class Asked:
     def length(self) -> int:
         """How many messages there are."""
         return len(self.digests) - 1
+
+    def thoughts(self, start: int) -> dict[int, str]:
+        """The thinking of the turns from the place ``start`` on, by place."""
+        return {place: turn.thinking for place, turn in self.turns.items() if place >= start and turn.thinking}
 
 
 class Past(Protocol):
@@ -65,6 +70,16 @@ class Past(Protocol):
     @property
     def turn(self) -> Turn:
         """Its reply."""
+        ...
+
+    @property
+    def above(self) -> "Past | None":
+        """The call that it goes on from itself."""
+        ...
+
+    @property
+    def shown(self) -> Mapping[int, str]:
+        """`Asked.thoughts` of what was new in it."""
         ...
 
 
@@ -91,7 +106,8 @@ def read(messages: Sequence[Message]) -> Asked:
 
 def turn_of(reply: Reply) -> Turn:
     """The turn that a reply was."""
-    return Turn((reply.content or "").strip(), tuple(_called(each.id, each.name, each.arguments) for each in reply.tool_calls))
+    calls = tuple(_called(each.id, each.name, each.arguments) for each in reply.tool_calls)
+    return Turn((reply.content or "").strip(), calls, _words(reply.reasoning))
 
 
 def find(asked: Asked, calls: Iterable[P]) -> P | None:
@@ -102,7 +118,7 @@ def find(asked: Asked, calls: Iterable[P]) -> P | None:
     found: P | None = None
     for call in calls:
         turn = asked.turns.get(call.length)
-        if turn is None or asked.digests[call.length] != call.digest:
+        if turn is None or asked.digests[call.length] != call.digest or _thought_otherwise(asked, call):
             continue
         alike = same_turn(call.turn, turn)
         if alike is not None and (best is None or (call.length, alike == "ids") >= best):
@@ -123,6 +139,16 @@ def same_turn(ours: Turn, echoed: Turn) -> str | None:
     return "ids" if by_id else "content"
 
 
+def _thought_otherwise(asked: Asked, call: Past) -> bool:
+    """Whether a turn of the chain that ends with ``call`` has other thinking now than in the chain."""
+    chain: dict[int, str] = {}
+    at: Past | None = call
+    while at is not None:
+        chain |= {**at.shown, at.length: at.turn.thinking}
+        at = at.above
+    return any(thinking != chain.get(place) for place, thinking in asked.thoughts(0).items() if place <= call.length)
+
+
 def has_media(messages: Iterable[Message]) -> bool:
     """Whether anything but text is said."""
     return any(_others(message.get("content")) for message in messages)
@@ -135,7 +161,9 @@ def _turn(message: Message) -> Turn:
         for each in calls or ()
     ]
     text = _text(message.get("content"))
-    return Turn(text.strip() if message["role"] == "assistant" else text.rstrip(), tuple(called))
+    if message["role"] != "assistant":
+        return Turn(text.rstrip(), tuple(called))
+    return Turn(text.strip(), tuple(called), _words(message.get("reasoning") or message.get("reasoning_content")))
 
 
 def _key(message: Message, turn: Turn, answered: int) -> bytes:
@@ -152,7 +180,7 @@ def _key(message: Message, turn: Turn, answered: int) -> bytes:
 
 def _called(call_id: str, name: str, arguments: Any) -> Called:
     if not isinstance(arguments, str):
-        return Called(call_id, name, spelled(arguments or {}), True)
+        arguments = spelled(arguments or {})
     try:
         return Called(call_id, name, spelled(parsed(arguments)), True)
     except ValueError:
@@ -165,6 +193,12 @@ def _text(content: Any) -> str:
         return content or ""
     parts = [part if isinstance(part, str) else part.get("text") for part in content if not _is_other(part)]
     return "\n".join(part or "" for part in parts)
+
+
+def _words(thinking: Any) -> str:
+    """A digest: agents trim thinking, and join its parts as they please."""
+    words = " ".join(_text(thinking).split())
+    return hashlib.blake2b(words.encode(errors="surrogatepass"), digest_size=8).hexdigest() if words else ""
 
 
 def _others(content: Any) -> list[Any]:

@@ -30,7 +30,7 @@ _OVERHEAD = 512
 class Past:
     """A committed call. Its prompt is the tokens of ``above``, where there is one, and ``own``; ``length`` and ``digest`` are
     those of its messages. ``filled``: it has as many tokens as it was allowed. ``thoughts``: the forms in which thinking was
-    sampled in it or above it.
+    sampled in it or above it. ``shown``: the thinking of turns that its ``own`` prompt renders, by place.
     """
 
     number: int
@@ -45,6 +45,7 @@ class Past:
     stopped_by: int | str | None
     filled: bool
     thoughts: frozenset[Form]
+    shown: dict[int, str]
 
     @property
     def tokens(self) -> Ids:
@@ -80,6 +81,8 @@ class Choice:
         kept: dict[str, Any] = {"from": self.parent.number} if self.parent is not None else {"refused": str(self.reason)}
         if self.asked is not None:
             kept |= {"messages": self.asked.length, "history": self.asked.digests[-1].hex()}
+            shown = self.asked.thoughts(self.parent.length + 1 if self.parent is not None else 0)
+            kept |= {"shown": {str(place): thinking for place, thinking in shown.items()}} if shown else {}
         return kept
 
 
@@ -103,7 +106,7 @@ class Prompts:
         verdict: Verdict,
         window: int | None,
     ) -> Choice:
-        """The prompt of a request. ``heads``: the calls that it may go on from. Raises EngineUnavailable, EngineRefused."""
+        """The prompt of a request. ``heads``: the last calls of its session. Raises EngineUnavailable, EngineRefused."""
         try:
             messages: list[Message] = [msgspec.json.decode(message) for message in request.messages]
             asked = history.read(messages)
@@ -133,17 +136,19 @@ class Prompts:
             self._forget(next(iter(self._known)))
 
     async def _of(self, session_id: str, heads: Sequence[Head]) -> list[Past]:
-        """The calls of ``heads`` that have tokens, in order."""
-        numbers = sorted(head.number for head in heads if head.total)
+        """The calls of the session that have tokens, in order: ``heads`` are its last, and what is not known is read.
+
+        Not the last ones alone: an agent goes on with its own conversation after any number of a sub-agent's calls.
+        """
         known = self._known.pop(session_id, {})
         self._known[session_id] = known
-        if not all(number in known for number in numbers):
+        if not all(head.number in known for head in heads if head.total):
             records = await self._store.load(session_id)
             self._forget(session_id)
             for record in records:
                 self.add(session_id, record)
             known = self._known.get(session_id, {})
-        return [known[number] for number in numbers if number in known]
+        return [known[number] for number in sorted(known)]
 
     def _forget(self, session_id: str) -> None:
         self._bytes -= sum(past.bytes for past in self._known.pop(session_id, {}).values())
@@ -220,6 +225,7 @@ def _past_of(record: CallRecord, known: dict[int, Past]) -> Past | None:
         stopped_by=reply.stop_reason,
         filled=limit is None or reply.completion_tokens >= limit,
         thoughts=(above.thoughts if above is not None else frozenset()) | _thoughts(reply),
+        shown={int(place): thinking for place, thinking in kept.get("shown", {}).items()},
     )
 
 
