@@ -1,10 +1,11 @@
-"""Unmodified agents do a task of three turns on real vLLM, through the proxy: their tokens are vLLM's, exact.
+"""Unmodified agents do a task of three turns on real vLLM, in both prompt modes: their tokens are vLLM's, exact.
 
 The policy is taught here, from what each agent asked a scripted engine a moment before, and then has to say it by itself: what
 it reads at last was rendered, tokenised and parsed by vLLM.
 """
 
 import json
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from evener.api import Sampling
+from evener.api.types import PromptMode
 from evener.errors import Outcome
 from tests.harnesses.agents import AGENTS as ALL
 from tests.harnesses.agents import Agent
@@ -23,6 +25,7 @@ from tests.vllm.engine import TOLERANCE
 from tests.vllm.policies import Conversation, Message, random_policy, rendered, teach, tokenizer_of
 from tests.vllm.process import running
 
+MODES: tuple[PromptMode, ...] = ("render", "token_in")
 AGENTS = [agent for agent in ALL if agent.id in ("pi-chat", "mini-swe-agent")]
 TEMPERATURE = 0.1
 """A taught policy says what it was taught with a probability of 0.98 a token and more; at this temperature nearly always."""
@@ -36,9 +39,13 @@ async def test_agents_do_a_task_of_three_turns(tmp_path: Path) -> None:
     start = random_policy(tmp_path / "untaught", tokenizer, seed=1, spread=0.05, context=8192)
     policy = teach(start, conversations, tmp_path / "policy", steps=400)
     with running("vllm", policy, tmp_path) as engine:
-        for agent in AGENTS:
+        for agent, mode in product(AGENTS, MODES):
+            folder = tmp_path / f"{agent.id}-{mode}"
             sampling = Sampling(temperature=TEMPERATURE)
-            check(policy, agent, await attempt(agent, engine.url, tmp_path / agent.id, sampling=sampling))
+            left = await attempt(agent, engine.url, folder, sampling=sampling, prompt_mode=mode)
+            check(policy, agent, left)
+            if mode == "token_in":
+                check_one_chain(left)
 
 
 def check(policy: Path, agent: Agent, left: Left) -> None:
@@ -49,6 +56,14 @@ def check(policy: Path, agent: Agent, left: Left) -> None:
         assert [(each["name"], json.loads(each["arguments"])) for each in record.reply["tool_calls"]] == calls, left.text()
         expected = reference.logprobs(policy, record.prompt_ids, record.completion_ids, temperature=TEMPERATURE)
         np.testing.assert_allclose(record.logprobs, expected, atol=TOLERANCE, rtol=0)
+
+
+def check_one_chain(left: Left) -> None:
+    """Each prompt is the one before it, what was sampled then (tool calls, but for the last), and what is new."""
+    for before, after in pairwise(left.records):
+        assert after.request["prompt"]["from"] == before.number, left.text()
+        whole = np.concatenate((before.prompt_ids, before.completion_ids))
+        assert np.array_equal(after.prompt_ids[: len(whole)], whole), left.text()
 
 
 async def recorded(agent: Agent, folder: Path) -> Conversation:

@@ -105,6 +105,8 @@ async def _end_attempts(tx: Transaction, rollouts: object, now: datetime) -> Non
 async def _check_signal(tx: Transaction, run: Run) -> None:
     """End the training of a run that has learnt what there was; fail one whose last groups taught nothing otherwise."""
     file = RunFile.model_validate(run.file)
+    if file.train is not None and run.step >= file.train.steps:
+        return  # training is over, and this is a group that was under way
     several = 4 * file.train.groups_per_step if file.train else 0
     enough = max(HOPELESS_GROUPS, several)
     last = (
@@ -116,7 +118,7 @@ async def _check_signal(tx: Transaction, run: Run) -> None:
         )
     ).all()
     mastered = max(MASTERED_GROUPS, several)
-    learning = file.train is not None and 0 < run.step < file.train.steps
+    learning = file.train is not None and run.step > 0
     if learning and await _solved_whole(tx, run, last[:mastered], mastered):
         _stop_training(tx, run, f"every rollout of the last {mastered} groups was right")
         return
