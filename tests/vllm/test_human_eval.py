@@ -77,5 +77,5 @@ def problems(folder: Path) -> None:
         os.environ[HUMAN_EVAL],
     ]
     subprocess.run(script, check=True, timeout=60)
-    for path in sorted(folder.iterdir())[PROBLEMS:]:
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for path in sorted(path for path in folder.iterdir() if path.is_dir())[PROBLEMS:]:
+        shutil.rmtree(path)
