@@ -9,12 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from evener.engines.sampler import EngineRefused
+from evener.engines.scoring import Scorer
+from evener.engines.token_in import given
 from evener.errors import InfraError
 from tests.vllm import reference
-from tests.vllm.engine import ASKED, CONTEXT, Engine, Policies, ask, check_close, check_exact, connected
+from tests.vllm.engine import ASKED, CONTEXT, TOLERANCE, Engine, Policies, ask, check_close, check_exact, connected
 from tests.vllm.policies import BASH
 from tests.vllm.process import MODEL, EngineProcess
 
@@ -97,6 +100,28 @@ async def test_a_tool_call_is_parsed_and_its_tokens_stay(engine: Engine, policie
     assert (second.content, second.tool_calls, second.finish_reason) == ("Done.", [], "stop")
     assert reference.text_of(policies.taught, second.completion_ids) == "Done.<|im_end|>"
     check_exact(policies.taught, second, temperature=0.2)
+
+
+async def test_exact_a_chain_of_ids_gives_each_token_the_probability_that_a_whole_row_gives_it(
+    engine: Engine, policies: Policies
+) -> None:
+    """A conversation that goes on as ids, with tools: one row, whose importance ratio is 1 before any training."""
+    prompt = reference.prompt_ids(policies.random(1), [ASKED], [BASH])
+    row, sampled, logprobs = list(prompt), np.zeros(0, np.int64), np.zeros(0, np.float32)
+    for turn in range(3):
+        request = ask(ASKED, max_tokens=10)
+        request.kv_transfer_params = given(np.array(row, np.int32))
+        sample = await engine.sampler.sample(request)
+        assert sample.prompt_ids.tolist() == row
+        sampled = np.append(sampled, np.arange(len(row), len(row) + len(sample.completion_ids)))
+        logprobs = np.append(logprobs, sample.logprobs)
+        row += sample.completion_ids.tolist()
+        row += reference.prompt_ids(policies.random(1), [{"role": "user", "content": f"turn {turn}"}], None)
+    async with Scorer(engine.process.url) as scorer:
+        whole = await scorer.score(await scorer.model(), np.array(row, np.int32))
+    np.testing.assert_allclose(np.exp(whole[sampled - 1] - logprobs), 1.0, atol=TOLERANCE, rtol=0)
+    expected = reference.logprobs(policies.random(1), row[:1], row[1:])
+    np.testing.assert_allclose(whole, expected, atol=TOLERANCE, rtol=0)
 
 
 async def test_status_probe_and_count(engine: Engine) -> None:
