@@ -8,10 +8,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import structlog
+from hypothesis import HealthCheck, settings
 
 from evener.ids import new_id
 from evener.messages import DEAD, EVENTS, ROLLOUTS, WORKSPACES, train_queue
 from tests.services import INSTALL, Rabbit, running_postgres, running_rabbit, running_redis
+
+# Wall-clock limits of hypothesis say more of what else the machine does than of what is tested.
+settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy machine")
 
 TEST_POLICY = "tiny"
 """The one policy that tests on a real broker train: its queue is known, so it can be emptied."""

@@ -7,7 +7,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 import msgspec
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -192,6 +192,4 @@ class Astray(RuleBasedStateMachine):
 
 
 TestAstray = Astray.TestCase
-TestAstray.settings = settings(
-    max_examples=12, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+TestAstray.settings = settings(max_examples=12, stateful_step_count=40)

@@ -41,7 +41,7 @@ def test_the_global_generator_is_left_alone() -> None:
     top_p=st.floats(0.05, 1.0),
     draw=st.one_of(st.just(0.0), st.just(1 - 2**-24), st.floats(0, 0.999)),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_every_choice_is_possible_and_its_logprob_finite(
     rows: list[list[float]], temperature: float, top_k: int, top_p: float, draw: float
 ) -> None:
@@ -60,7 +60,7 @@ def test_every_choice_is_possible_and_its_logprob_finite(
 
 
 @given(data=st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_found_keys_belong_to_the_ids_asked_for(data: st.DataObject) -> None:
     """Each position's key holds a hash of the ids up to it, so a key from anywhere else is seen."""
     import numpy

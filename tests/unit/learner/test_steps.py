@@ -1,7 +1,7 @@
 """Invariant 10: a step is whole groups, each at most once."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from evener_learner.admission import Reason
@@ -66,7 +66,6 @@ def test_metrics_count_rollouts_and_tokens() -> None:
 
 
 @given(st.lists(st.integers(0, 4), max_size=20), st.integers(1, 3), st.integers(0, 3))
-@settings(deadline=None)
 def test_every_group_is_trained_or_refused_once(versions: list[int], groups_per_step: int, bound: int) -> None:
     waiting = assembly(groups_per_step, bound)
     fates: list[str] = []

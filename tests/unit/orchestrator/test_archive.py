@@ -3,7 +3,7 @@
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from evener.ids import session_id
@@ -45,7 +45,6 @@ async def read(calls, committed=None, graded=True):
     return await Archiver(trace).read(SESSION, sealed=sealed(committed), graded=graded)
 
 
-@settings(deadline=None)
 @given(versions=st.lists(st.integers(1, 5), min_size=1, max_size=6))
 async def test_a_chain_is_stored_once_and_comes_back_exactly(versions):
     calls = a_chain(versions)

@@ -139,7 +139,7 @@ def begins(meaning: Meaning, whole: Meaning, *, thinks: bool) -> bool:
 
 
 @given(st.integers(0, 2**32), st.integers(2, 12), st.booleans())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_a_history_goes_on_from_the_longest_one_that_says_the_same(seed: int, steps: int, thinks: bool) -> None:
     rng = random.Random(seed)
     opening = (Said("system", "You code."), Said("user", "Mend it"))

@@ -278,7 +278,7 @@ def test_without_tools_a_call_that_goes_on_is_the_work_whatever_its_system_text_
 
 
 @given(trees())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_every_call_is_on_the_line_or_has_a_cause(calls):
     graph = build_graph(calls)
     histories = Histories(graph)
@@ -308,7 +308,7 @@ requests = st.fixed_dictionaries(
 
 
 @given(st.lists(st.tuples(requests, st.dictionaries(st.sampled_from(["content", "reasoning", "tool_calls"]), odd)), min_size=2))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_no_document_of_an_agent_stops_an_archive(pairs):
     calls = [
         make(number, np.array([number]), np.array([1]), request=request, reply=reply)

@@ -75,7 +75,7 @@ def test_the_order_of_arrival_changes_nothing(calls, rng):
 
 
 @given(trees())
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 def test_once_each_trainable_sampled_token_is_trained_exactly_once_and_is_exact(calls):
     graph = build_graph(calls)
     rows = rows_of(calls)
@@ -189,7 +189,7 @@ def test_a_turn_that_failed_its_checks_is_context_for_later_turns():
 
 
 @given(trees(), st.sets(st.integers(1, 12)))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_record_whose_base_is_lost_is_lost_with_it_and_no_other(calls, lost):
     """Each call is a delta against its parent: what is read again is what was stored, whatever else is gone."""
     graph = build_graph(calls)

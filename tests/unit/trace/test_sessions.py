@@ -74,7 +74,7 @@ def played(steps):
 
 
 @given(st.lists(st.sampled_from(STEPS), min_size=1, max_size=8))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_each_step_has_its_cause_and_class(steps):
     agent = played([*steps, "go_on"])
     session = agent.session
@@ -89,7 +89,7 @@ def test_each_step_has_its_cause_and_class(steps):
 
 
 @given(st.lists(st.sampled_from(STEPS), min_size=1, max_size=8), st.sets(st.integers(1, 8)), st.randoms())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_whatever_is_lost_each_row_holds_and_each_token_is_trained_once(steps, lost, rng):
     calls = [call for call in played(steps).session.calls if call.number not in lost]
     rng.shuffle(calls)

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from evener.engines.sampler import ToolCall
@@ -324,7 +324,6 @@ def echoed(message: dict[str, Any], rng: random.Random) -> dict[str, Any]:
     return turn
 
 
-@settings(deadline=None)
 @given(content=_said, reasoning=_said, calls=_calls, stream=st.booleans(), drop_ids=st.booleans(), rng=st.randoms())
 def test_an_echoed_reply_is_the_message_that_it_was(content, reasoning, calls, stream, drop_ids, rng):
     made = [ToolCall(f"toolu_{index:024x}", name, arguments) for index, (name, arguments) in enumerate(calls, 1)]

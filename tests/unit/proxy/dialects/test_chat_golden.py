@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from evener.engines.sampler import ToolCall
@@ -74,7 +74,6 @@ _said = st.none() | st.text(max_size=20)
 _calls = st.lists(st.tuples(st.text(max_size=8), st.text(max_size=12)), max_size=3)
 
 
-@settings(deadline=None)
 @given(
     content=_said,
     reasoning=_said,

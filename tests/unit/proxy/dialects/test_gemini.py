@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from evener.engines.sampler import Sample, ToolCall
@@ -392,7 +392,6 @@ replies = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(replies, st.data())
 def test_an_echoed_reply_is_the_canonical_message_again(answer, data):
     """Whatever of ids, signatures and the bounds of contents an agent drops."""
@@ -428,7 +427,6 @@ some_contents = st.one_of(
 )
 
 
-@settings(deadline=None)
 @given(st.lists(some_contents, max_size=5), st.lists(some_contents, max_size=4))
 def test_a_history_that_goes_on_keeps_its_messages(before, after):
     shorter = history(*before, user({"text": "hi"}))
@@ -438,7 +436,6 @@ def test_a_history_that_goes_on_keeps_its_messages(before, after):
     assert len(set(ids)) == len(ids)
 
 
-@settings(deadline=None)
 @given(replies)
 def test_without_ids_and_signatures_only_the_ids_differ(answer):
     parts = parts_of([json.loads(rendered(answer, DOCUMENT))])

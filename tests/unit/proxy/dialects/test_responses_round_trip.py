@@ -71,7 +71,7 @@ def echoed(item: dict[str, Any], drop: frozenset[str], empty: Any) -> dict[str, 
     return kept
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     turns=st.lists(replies, min_size=1, max_size=3, unique_by=lambda reply: reply.id),
     drop=st.frozensets(st.sampled_from(["id", "status", "encrypted_content"])),
@@ -90,7 +90,7 @@ def test_turns_come_back_as_they_were(turns, drop, empty, stream):
     assert [bytes(message) for message in request.messages] == expected
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(turns=st.lists(replies, min_size=2, max_size=3, unique_by=lambda reply: reply.id), stream=st.booleans())
 def test_turns_with_nothing_between_them_come_back_apart(turns, stream):
     history = [item for reply in turns for item in delivered(reply, stream=stream)]
@@ -98,7 +98,7 @@ def test_turns_with_nothing_between_them_come_back_apart(turns, stream):
     assert [bytes(message) for message in request.messages] == [canonical(reply) for reply in turns]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(reply=replies, extra=st.lists(texts, min_size=1, max_size=3))
 def test_a_longer_history_begins_with_the_shorter_one(reply, extra):
     history = [{"role": "user", "content": "hi"}, *delivered(reply, stream=False)]
