@@ -2,8 +2,9 @@
 
 Real: RabbitMQ, Redis, Postgres, orchestrators, proxies, and every message, request and transaction between them. Scripted:
 the engine, the agents (a session with `--calls` calls each), what runners and verifiers do in sandboxes, and the learner's
-training. Prints ``bench-load: rollouts_per_s= rss_growth_mb= p99_ms=``, writes .out/bench-load.json with the rows (`--keep`:
-bench/results/load.json without them, too), and ends with 0 where nothing misses its bound (`bench.load.figures`).
+training; with ``--real`` only the engine and what the agents do. Prints ``bench-load: rollouts_per_s= rss_growth_mb= p99_ms=``,
+writes .out/bench-load.json with the rows (`--keep`: bench/results/load.json without them, too), and ends with 0 where nothing
+misses its bound (`bench.load.figures`).
 """
 
 import argparse
@@ -22,7 +23,7 @@ import uvloop
 
 from bench.load import figures
 from bench.load.learner import Learner
-from bench.load.place import HARNESS, ROLLOUTS_PER_STEP, Place, run_file, running
+from bench.load.place import HARNESS, QUICK, ROLLOUTS_PER_STEP, Place, run_file, running
 from bench.load.watch import Watch
 from bench.load.workers import Times, Workers
 from evener import runfile
@@ -52,6 +53,7 @@ def main() -> int:
     parser.add_argument("--offered", type=float, default=50.0, help="rollouts a second that the agents' pauses allow")
     parser.add_argument("--orchestrators", type=int, default=2)
     parser.add_argument("--proxies", type=int, default=1)
+    parser.add_argument("--real", action="store_true", help="real runners, verifiers and learner: what they hold, and no rate")
     parser.add_argument("--keep", action="store_true", help=f"write {KEPT.relative_to(ROOT)} as well")
     asked = parser.parse_args()
     asked.rollouts = -(-asked.rollouts // ROLLOUTS_PER_STEP) * ROLLOUTS_PER_STEP
@@ -61,7 +63,7 @@ def main() -> int:
         folder = Path(place)
         folder.chmod(0o755)
         try:
-            with running(folder, orchestrators=asked.orchestrators, proxies=asked.proxies) as running_place:
+            with running(folder, orchestrators=asked.orchestrators, proxies=asked.proxies, real=asked.real) as running_place:
                 document = uvloop.run(_measure(running_place, asked))
         except (Stuck, InfraError, RuntimeError) as error:
             print(f"bench-load: {error}", file=sys.stderr)
@@ -108,11 +110,12 @@ async def _measure(place: Place, asked: argparse.Namespace) -> dict[str, Any]:
             times=times,
         )
         watch = Watch(place.pids(), bus, lambda: workers.at_work)
-        file = run_file(place.folder, rollouts=asked.rollouts, in_flight=asked.in_flight)
-        await submit(api, prepare(runfile.read(file), {HARNESS}), new=False)
+        harness = QUICK if asked.real else HARNESS
+        file = run_file(place.folder, rollouts=asked.rollouts, in_flight=asked.in_flight, harness=harness)
+        await submit(api, prepare(runfile.read(file), {harness}), new=False)
         learner = Learner(bus, api, http, place.engine_url, times)
-        loops = [workers.run_rollouts(), workers.score_workspaces(), learner.run(), watch.run()]
-        tasks = [asyncio.create_task(loop) for loop in loops]
+        scripted = () if asked.real else (workers.run_rollouts, workers.score_workspaces, learner.run)
+        tasks = [asyncio.create_task(loop()) for loop in (*scripted, watch.run)]
         try:
             await _until_over(api, watch, tasks)
         finally:

@@ -1,6 +1,7 @@
 """RabbitMQ, Redis, Postgres, orchestrators and proxies as processes on free ports, over a scripted engine; ended by their ids.
 
-What stands in for runners, verifiers and the learner is in `bench.load.workers` and `bench.load.learner`.
+What stands in for runners, verifiers and the learner is in `bench.load.workers` and `bench.load.learner`; ``real`` starts the
+real ones, whose sandboxes run the quick harness of `tests.chaos`.
 """
 
 import contextlib
@@ -12,16 +13,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.balancer import Balancer
+from tests.chaos.stack import a_cache
 from tests.chaos.stores import Store, running_stores
 from tests.e2e.place import EXAMPLE, free_ports
 from tests.e2e.processes import TOKEN, Stack, environment
 from tests.services import free_port
 
 POLICY = "load"
-HARNESS = "scripted"
+HARNESS, QUICK = "scripted", "quick"
 GROUP_SIZE, GROUPS_PER_STEP = 8, 8
 ROLLOUTS_PER_STEP = GROUP_SIZE * GROUPS_PER_STEP
 TASKS = 4
+REAL = ("runner", "verifier", "learner")
 
 
 @dataclass
@@ -58,7 +61,7 @@ class Place:
 
 
 @contextlib.contextmanager
-def running(folder: Path, *, orchestrators: int, proxies: int) -> Generator[Place]:
+def running(folder: Path, *, orchestrators: int, proxies: int, real: bool) -> Generator[Place]:
     """Everything, started and ready. With one replica of a service its callers meet it without a balancer between."""
     with running_stores() as stores, contextlib.ExitStack() as exits:
         ports = free_ports(orchestrators + 2 * proxies)
@@ -74,12 +77,18 @@ def running(folder: Path, *, orchestrators: int, proxies: int) -> Generator[Plac
         secrets = {"database_url": direct["postgres"], "amqp_url": direct["rabbitmq"], "redis_url": direct["redis"]}
         env = environment(folder, **secrets) | urls | {"EVENER_ENGINE_URLS": json.dumps([engine_url])}
         env["EVENER_LOG_LEVEL"] = "WARNING"
+        if real:
+            env["EVENER_CACHE"] = str(a_cache(folder))
         stack = Stack(folder, *direct.values(), env=env)
         for n, api_port in enumerate(api):
             stack.add(f"orchestrator-{n}", "orchestrator", health=f"http://127.0.0.1:{api_port}/readyz", api_port=api_port)
         for n, (proxy_port, admin_port) in enumerate(zip(agents, admin, strict=True)):
             ready = f"http://127.0.0.1:{admin_port}/readyz"
             stack.add(f"proxy-{n}", "proxy", health=ready, proxy_port=proxy_port, admin_port=admin_port)
+        for name, health_port in zip(REAL if real else (), free_ports(len(REAL)), strict=False):
+            ready = f"http://127.0.0.1:{health_port}/readyz"
+            stack.add(name, name, "--name", name, health=ready, health_port=health_port)
+            stack.services[name].module = "tests.chaos.command"
         argv = [sys.executable, "-m", "tests.chaos.engine", str(port), str(folder / "engine.jsonl")]
         with (folder / "engine.log").open("ab") as log:
             engine = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env)
@@ -99,7 +108,7 @@ def running(folder: Path, *, orchestrators: int, proxies: int) -> Generator[Plac
             engine.wait(10)
 
 
-def run_file(folder: Path, *, rollouts: int, in_flight: int) -> Path:
+def run_file(folder: Path, *, rollouts: int, in_flight: int, harness: str) -> Path:
     """A training run of so many rollouts, whose pacing lets ``in_flight`` of them be at work at any time."""
     for number in range(TASKS):
         _a_task(folder / "tasks" / f"task-{number}")
@@ -111,7 +120,7 @@ def run_file(folder: Path, *, rollouts: int, in_flight: int) -> Path:
 policy = "{EXAMPLE / "tiny-policy"}"
 tasks = "{folder / "tasks"}"
 [[harness]]
-name = "{HARNESS}"
+name = "{harness}"
 [rollouts]
 group_size = {GROUP_SIZE}
 concurrent = {in_flight}
@@ -130,11 +139,11 @@ max_staleness = {staleness}
 
 
 def _a_task(folder: Path) -> None:
-    """A task that nobody works on: the workers are scripted."""
+    """A task whose reward is the number that the agent left, where there is one: most workers are scripted."""
     for part in ("environment", "tests", "solution"):
         (folder / part).mkdir(parents=True)
     (folder / "task.toml").write_text('schema_version = "1.4"\n')
     (folder / "instruction.md").write_text(f"{folder.name}\n")
     (folder / "environment" / "Dockerfile").write_text("FROM debian:bookworm-slim\nWORKDIR /workspace\n")
-    (folder / "tests" / "test.sh").write_text("#!/bin/sh\necho 1 > /logs/verifier/reward.txt\n")
+    (folder / "tests" / "test.sh").write_text("#!/bin/sh\ncat /workspace/answer > /logs/verifier/reward.txt\n")
     (folder / "solution" / "solve.sh").write_text("#!/bin/sh\ntrue\n")

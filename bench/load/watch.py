@@ -1,6 +1,6 @@
 """What each process holds, and what waits in each queue, once a second for as long as the load lasts: one row a look.
 
-A process is weighed with its children (Postgres has one a connection): memory is what is its own (RssAnon), without the
+A store is weighed with its children (Postgres has one a connection): memory is what is its own (RssAnon), without the
 pages that it shares with others, which fill up to a size that is configured. Run by `bench.load`.
 """
 
@@ -16,6 +16,7 @@ from evener.bus import Bus
 from evener.messages import EVENTS, ROLLOUTS, WORKSPACES, train_queue
 
 EVERY_S = 1.0
+FAMILIES = ("postgres", "rabbitmq", "redis")
 QUEUES = (ROLLOUTS, WORKSPACES, EVENTS, train_queue(POLICY))
 Row = dict[str, Any]
 _TICK = os.sysconf("SC_CLK_TCK")
@@ -40,7 +41,7 @@ class Watch:
                 "s": round(time.monotonic() - began, 1),
                 "done": self.done,
                 "at_work": self._at_work(),
-                "processes": {name: _weigh(pid, children) for name, pid in self._pids.items()},
+                "processes": {name: _weigh(pid, children if name in FAMILIES else {}) for name, pid in self._pids.items()},
                 "queues": {queue: await self._bus.depth(queue) for queue in QUEUES},
             }
             self.rows.append(row)
@@ -48,7 +49,7 @@ class Watch:
 
 
 def _weigh(pid: int, children: dict[int, list[int]]) -> Row:
-    family = [pid, *children.get(pid, [])] if pid != os.getpid() else [pid]
+    family = [pid, *children.get(pid, [])]
     rows = [row for member in family if (row := _one(member)) is not None]
     return {
         "rss_mb": round(sum(row["rss_mb"] for row in rows), 2),
