@@ -117,7 +117,7 @@ async def _measure(place: Place, asked: argparse.Namespace) -> dict[str, Any]:
         scripted = () if asked.real else (workers.run_rollouts, workers.score_workspaces, learner.run)
         tasks = [asyncio.create_task(loop()) for loop in (*scripted, watch.run)]
         try:
-            await _until_over(api, watch, tasks)
+            await _until_over(api, watch, tasks, times)
         finally:
             for task in tasks:
                 task.cancel()
@@ -128,7 +128,7 @@ async def _measure(place: Place, asked: argparse.Namespace) -> dict[str, Any]:
     return {"began": began_at, **figures.result(from_ledger, watch.rows, times, told)}
 
 
-async def _until_over(api: ApiClient, watch: Watch, tasks: list[asyncio.Task[None]]) -> None:
+async def _until_over(api: ApiClient, watch: Watch, tasks: list[asyncio.Task[None]], times: Times) -> None:
     """Wait for the run's end and for the release of its sessions. Raises Stuck, and what a worker raised."""
     since = time.monotonic()
     while True:
@@ -147,7 +147,8 @@ async def _until_over(api: ApiClient, watch: Watch, tasks: list[asyncio.Task[Non
         print(f"  {time.strftime('%H:%M:%S')} {done} rollouts, {at_work} at work", flush=True)
         await asyncio.sleep(2.0)
     if state["state"] != "done":
-        raise Stuck(f"the run is {state['state']}: {state['reason']}")
+        counts = f"{state['rollouts']['outcomes']}, {dict(times.counts)}"
+        raise Stuck(f"the run is {state['state']}: {state['reason']}; {counts}")
     await asyncio.sleep(5.0)  # the last sessions are released every two seconds
 
 
