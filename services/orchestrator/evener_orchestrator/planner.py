@@ -77,13 +77,13 @@ async def _plan_training(tx: Transaction, run: Run, file: RunFile, train: Train)
             func.count(),
             func.count().filter(Group.state.in_(IN_FLIGHT)),
             func.count().filter(Group.state == GroupState.TRAINED),
-            func.max(Group.number).filter(Group.state == GroupState.TRAINED),
+            func.coalesce(func.max(Group.number).filter(Group.state == GroupState.TRAINED), -1),
         ).where(Group.run_id == run.id, Group.purpose == "train")
     )
     planned, in_flight, trained, last_trained = counts.one()
     credit = window - in_flight
     needed = train.steps * train.groups_per_step - trained - in_flight
-    if needed < credit and last_trained is not None:
+    if needed < credit:
         late = select(func.count()).where(
             Group.run_id == run.id,
             Group.purpose == "train",

@@ -39,6 +39,11 @@ COMMAND_S = 120.0
 IDLE_S = 120.0
 """Longest pause within a transaction, after which Postgres lets go of its locks; the outbox waits 30 s for a broker."""
 
+CONNECTIONS = 16
+"""Of a process to Postgres. Whoever finds none free waits: one that is opened for a burst and closed after it costs both sides
+more than most transactions.
+"""
+
 ATTEMPTS = 5
 """Times that a transaction is tried which Postgres rolls back for another's sake; each time one of the two gets on."""
 
@@ -108,7 +113,7 @@ class Ledger:
         else:
             location = location.set(drivername="postgresql+asyncpg")
             self.writer = self.reader = create_async_engine(
-                location, pool_size=16, json_serializer=as_json, connect_args=_deadlines()
+                location, pool_size=CONNECTIONS, max_overflow=0, json_serializer=as_json, connect_args=_deadlines()
             )
             ping_the_idle(self.writer)
         self._write = async_sessionmaker(self.writer, expire_on_commit=False)

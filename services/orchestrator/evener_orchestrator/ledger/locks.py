@@ -51,7 +51,7 @@ async def hold(tx: Transaction, session_id: str, *, unheard: bool = False) -> He
     run = await _lock(tx, select(Run).where(Run.id == mine.scalar_subquery()), f"attempt {session_id}")
     sessions = [session_id] if unheard else [session_id, *tx.about]
     rows = await tx.session.execute(_UNHEARD if unheard else _HELD, {"run": run.id, "sessions": sessions})
-    tx.held |= {row[0].id: Held(*row, run) for row in rows}
+    tx.held |= {attempt.id: Held(attempt, rollout, group, task, run) for attempt, rollout, group, task in rows}
     return tx.held[session_id]
 
 
