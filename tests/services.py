@@ -23,6 +23,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests.ports import free_port
+
 RABBITMQ = Path(__file__).parent.parent / "compose" / "rabbitmq"
 START_S = 180.0
 """Longest start; RabbitMQ takes 7 s on an idle core, 60 and more on one that many share."""
@@ -42,13 +44,6 @@ def missing(service: str) -> NoReturn:
     if os.environ.get("CI") == "true":
         pytest.fail(reason, pytrace=False)
     pytest.skip(reason)
-
-
-def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def find(program: str, *folders: Path) -> Path | None:

@@ -15,9 +15,9 @@ from pathlib import Path
 from tests.balancer import Balancer
 from tests.chaos.stack import a_cache
 from tests.chaos.stores import Store, running_stores
-from tests.e2e.place import EXAMPLE, free_ports
+from tests.e2e.place import EXAMPLE
 from tests.e2e.processes import TOKEN, Stack, environment
-from tests.services import free_port
+from tests.ports import free_port, free_ports
 
 POLICY = "load"
 HARNESS, QUICK = "scripted", "quick"

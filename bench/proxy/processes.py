@@ -3,7 +3,6 @@
 import asyncio
 import os
 import re
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -79,13 +78,6 @@ async def _is_ok(connection: Connection, path: str) -> bool:
         return (await connection.request("GET", path))[0] == 200
     except (OSError, EOFError):
         return False
-
-
-def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        return bound.getsockname()[1]
 
 
 def python_env() -> dict[str, str]:

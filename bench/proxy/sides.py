@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from bench.proxy.client import Connection
-from bench.proxy.processes import Process, free_port, module, python_env
+from bench.proxy.processes import Process, module, python_env
+from tests.ports import free_port
 
 Fsync = Literal["everysec", "always"]
 _BUDGET = {"calls": 100_000, "sampled_tokens": 2_000_000, "wall_s": 3600}

@@ -23,8 +23,8 @@ from evener.settings import Settings
 from tests.balancer import Balancer
 from tests.chaos.stores import Store
 from tests.conftest import TEST_POLICY
-from tests.e2e.place import free_ports
 from tests.e2e.processes import Service, Stack, environment
+from tests.ports import free_ports
 from tests.relay import Relay
 
 KINDS = ("orchestrator", "proxy", "runner", "verifier", "learner", "engine")

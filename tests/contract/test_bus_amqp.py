@@ -15,8 +15,9 @@ from evener.bus.amqp.publisher import MAX_BODY, Publisher
 from evener.bus.amqp.topology import EXCHANGE, Topology
 from evener.errors import InfraError
 from evener.messages import DEAD, ROLLOUTS, RunRollout
+from tests.ports import free_port
 from tests.relay import Relay
-from tests.services import Rabbit, free_port
+from tests.services import Rabbit
 
 WAIT_S = 40.0
 

@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -15,21 +14,12 @@ import pytest
 
 from evener.cli.connect import connect
 from evener.settings import Settings
+from tests.ports import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "first-run"
 HELD_OUT_STEP = 6
 """Every so many of the held-out tasks, which are ordered by family."""
-
-
-def free_ports(count: int) -> list[int]:
-    probes = [socket.socket() for _ in range(count)]
-    for probe in probes:
-        probe.bind(("127.0.0.1", 0))
-    ports = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
 
 
 @dataclass

@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from tests.balancer import Balancer
-from tests.e2e.place import EXAMPLE, ROOT, free_ports
+from tests.e2e.place import EXAMPLE, ROOT
+from tests.ports import free_ports
 
 READY_S = 600.0
 """Longest start; the learner imports torch, on a busy machine beside ten other processes."""

@@ -10,7 +10,8 @@ import redis.asyncio
 from evener.api.types import Budget
 from evener.trace.session import SessionSpec
 from evener.trace.store import Intent, Refused, Sending, TraceStore
-from tests.services import Process, answers, find, free_port, missing
+from tests.ports import free_port
+from tests.services import Process, answers, find, missing
 
 SPEC = SessionSpec(
     session_id="s.1", rollout_id="s", attempt=1, harness="pi", policy="tiny", purpose="train", budget=Budget(calls=9)

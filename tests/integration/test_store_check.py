@@ -12,7 +12,7 @@ from evener.errors import InputError
 from evener.settings import Settings
 from evener_proxy.service import serve
 from evener_proxy.store_check import check_store
-from tests.services import free_port
+from tests.ports import free_port
 
 CHANGED = ("maxmemory-policy", "appendonly", "save")
 

@@ -8,7 +8,6 @@ import contextlib
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
+from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 VLLM = "EVENER_TEST_VLLM"
@@ -84,13 +85,6 @@ def running(kind: str, policy: Path, folder: Path) -> Iterator[EngineProcess]:
         yield process
     finally:
         process.kill()
-
-
-def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def gpu_flags() -> list[str]:

@@ -139,12 +139,13 @@ def _config(app: Callable[..., Any], *, drain_s: float) -> uvicorn.Config:
 
 @contextlib.contextmanager
 def _bind(host: str, port: int) -> Generator[socket.socket]:
-    """A bound socket; uvicorn listens on it."""
+    """A listening socket, for uvicorn. One that is only bound does not keep the port from another that reuses addresses."""
     bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             bound.bind((host, port))
+            bound.listen(_BACKLOG)
         except OSError as error:
             raise InputError("port_occupied", f"{host}:{port}: {error.strerror}") from error
         yield bound

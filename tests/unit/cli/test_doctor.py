@@ -9,7 +9,7 @@ import pytest
 from evener.blobs import Blobs
 from evener.cli.stores import examine_stores, redis_fault
 from evener.settings import Settings
-from tests.services import free_port
+from tests.ports import free_port
 from tests.unit.orchestrator.world import migrated_ledger
 
 HEALTHY = {"maxmemory_policy": "noeviction", "used_memory": 1 << 20, "maxmemory": 0, "aof_last_write_status": "ok"}

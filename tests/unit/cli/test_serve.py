@@ -19,7 +19,7 @@ import pytest
 from evener.cli import serve
 from evener.errors import InputError
 from evener.settings import Settings
-from tests.services import free_port
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[3]
 AWAY = "http://127.0.0.1:1"

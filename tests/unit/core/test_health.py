@@ -4,7 +4,7 @@ import aiohttp
 
 from evener import health
 from evener.health import Counts
-from tests.services import free_port
+from tests.ports import free_port
 
 
 async def answers() -> None:

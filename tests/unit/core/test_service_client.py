@@ -9,7 +9,7 @@ from aiohttp import web
 from evener.api import ApiClient, Refused
 from evener.errors import EvenerError, InfraError
 from evener.proxy_admin import ProxyAdmin, SessionConflict
-from tests.services import free_port
+from tests.ports import free_port
 
 
 class Service:

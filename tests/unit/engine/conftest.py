@@ -15,6 +15,8 @@ from typing import Any
 import aiohttp
 import pytest
 
+from tests.ports import free_port
+
 CONTEXT = 512
 TEMPLATE = (
     "{%- if tools %}<|im_start|>system\n{% if messages[0].role == 'system' %}{{ messages[0].content }}\n{% endif %}"
@@ -189,12 +191,6 @@ class ServerProcess(Server):
         if self.alive():
             self.process.kill()
         self.process.wait(10)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture

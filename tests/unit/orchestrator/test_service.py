@@ -9,7 +9,8 @@ from evener.blobs import Blobs
 from evener.bus import MemoryBus
 from evener.settings import Settings
 from evener_orchestrator.service import serve
-from tests.unit.orchestrator.world import TOKEN, World, everyone, free_port, run_file
+from tests.ports import free_port
+from tests.unit.orchestrator.world import TOKEN, World, everyone, run_file
 
 
 async def test_it_serves_until_it_is_stopped(tmp_path):

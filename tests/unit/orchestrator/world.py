@@ -5,7 +5,6 @@ test.
 """
 
 import asyncio
-import socket
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Collection
@@ -41,6 +40,7 @@ from evener_orchestrator.context import Context
 from evener_orchestrator.ledger import Ledger
 from evener_orchestrator.ledger.migrate import migrate
 from evener_orchestrator.orchestrator import run
+from tests.ports import free_port
 
 TOKEN = "test-token"
 
@@ -104,12 +104,6 @@ class FakeSessions:
 
 async def _pong() -> bool:
     return True
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def run_file(**changes: Any) -> dict[str, Any]:

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import json
 import random
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +22,7 @@ from evener.trace.session import SessionSpec
 from evener.trace.store import TraceStore
 from evener_proxy.delivery import Patience
 from evener_proxy.service import serve
+from tests.ports import free_port
 
 TOKEN = "admin-token"
 Behaviour = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
@@ -172,12 +172,6 @@ def session_spec(**fields: Any) -> SessionSpec:
         "budget": Budget(),
     }
     return SessionSpec(**(values | fields))
-
-
-def free_port() -> int:
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        return bound.getsockname()[1]
 
 
 async def eventually(check: Callable[[], Awaitable[bool]], *, seconds: float = 20.0) -> None:

@@ -21,7 +21,8 @@ from evener_proxy.metrics import Metrics
 from evener_proxy.service import serve
 from evener_proxy.sessions import Sessions
 from evener_runner.outcome import Ending, classify
-from tests.unit.proxy.stub import eventually, fails, free_port, running_proxy, session_spec
+from tests.ports import free_port
+from tests.unit.proxy.stub import eventually, fails, running_proxy, session_spec
 
 
 def slow(engine, seconds):

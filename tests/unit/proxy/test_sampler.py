@@ -14,7 +14,8 @@ from evener.engines.replies import parse_reply
 from evener.engines.sampler import EngineRefused, EngineUnavailable, SampleRequest, neutral_request
 from evener.engines.vllm import VllmSampler
 from evener.errors import InfraError
-from tests.unit.proxy.stub import StubEngine, eventually, fails, free_port, running_proxy
+from tests.ports import free_port
+from tests.unit.proxy.stub import StubEngine, eventually, fails, running_proxy
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "vllm"
 

@@ -7,7 +7,7 @@ import pytest
 
 from evener.sandbox import pump
 from evener.sandbox.pump import SOCKET, Pump
-from tests.services import free_port
+from tests.ports import free_port
 
 
 @pytest.fixture
