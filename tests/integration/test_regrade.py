@@ -2,7 +2,6 @@
 
 import asyncio
 import io
-import tarfile
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from pydantic import SecretStr
 from rich.console import Console
 
+from evener.archive import tar_of_files
 from evener.bus import Bus, connect
 from evener.cli import regrade
 from evener.errors import Outcome
@@ -28,25 +28,17 @@ RUN, GROUP = "00000000-0000-7000-8000-00000000000a", "00000000-0000-7000-8000-00
 ROLLOUTS = [f"00000000-0000-7000-8000-0000000000c{number}" for number in range(4)]
 
 
-def tar(files: dict[str, bytes]) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for name, content in files.items():
-            info = tarfile.TarInfo(name)
-            info.size, info.mode = len(content), 0o644
-            archive.addfile(info, io.BytesIO(content))
-    return buffer.getvalue()
-
-
 @pytest.fixture
 async def world(tmp_path: Path, fresh_amqp_url: str, fresh_database_url: str) -> AsyncIterator[World]:
     """An orchestrator on both stores, with a run that is over: a trained group of four, all given 0, two of them wrongly."""
     world = World(tmp_path, database=fresh_database_url)
     world.bus = bus = connect(fresh_amqp_url)
     await world.start()
-    agent = world.blobs.put("agent", tar({"task.toml": b"", "instruction.md": b"Do it.", "environment/workspace/given": b""}))
-    grader = world.blobs.put("grader", tar({"task.toml": b"", "tests/test.sh": TEST}))
-    left = [world.blobs.put("snapshots", tar({name: b""})) for name in ("done", "other", "done", "other")]
+    agent = world.blobs.put(
+        "agent", tar_of_files({"task.toml": b"", "instruction.md": b"Do it.", "environment/workspace/given": b""})
+    )
+    grader = world.blobs.put("grader", tar_of_files({"task.toml": b"", "tests/test.sh": TEST}))
+    left = [world.blobs.put("snapshots", tar_of_files({name: b""})) for name in ("done", "other", "done", "other")]
     scored = {"state": RolloutState.SCORED, "outcome": Outcome.FINISHED, "score": 0.0, "reward": 0.0}
     await write(
         world.context.ledger,

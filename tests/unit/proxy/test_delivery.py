@@ -487,9 +487,14 @@ async def test_once_a_retry_beside_another_client_gets_its_own_call(proxy, engin
 
 
 async def test_once_a_retry_whose_first_sending_was_lost_is_a_new_sample(proxy, engine):
-    _, key = await proxy.open()
+    session, key = await proxy.open()
     assert await ask(proxy, key) == "reply 0"
     assert await ask(proxy, key, content="on") == "reply 1"
+
+    async def marked() -> bool:
+        return [record.delivered for record in await proxy.store.load(session)] == ["yes", "yes"]
+
+    await eventually(marked)  # a retry that has to wait for a reply's mark is a retry of that
     assert await ask(proxy, key, again=1) == "reply 2"
 
 
