@@ -1,12 +1,13 @@
 """Each write of the trace store is one of these scripts: it checks the session's state and changes it in one step.
 
 A session is one Redis hash. Its fields: ``state`` (open, sealed, deleted), ``spec``, ``opened``, ``key`` (SHA-256 of the key),
-the counters ``number``, ``committed``, ``aborted``, ``lost``, ``flight``, ``sampled``, ``reserved``, ``failures``,
-``prompt_max`` and ``undelivered``, ``heads``, ``spent``, ``fault``, ``error``, ``server`` (where it was opened), ``begun``
-(when its last call began, by Redis's clock in us), ``call:ID`` for a call in flight ("number grant replica"), ``body:DIGEST``
-for the calls with this request body (lines of "number call replica"), ``record:N``, ``mark:N`` ("yes" or "no" and since when,
-"unknown" and the call that is sending it again, "ended" and since when), and ``text:DIGEST``. A deleted session leaves a hash
-with the state alone (a tombstone), so that its late words are refused.
+the counters ``number``, ``committed``, ``aborted``, ``abandoned`` (of the aborted: its agent left while the engine sampled
+it), ``lost``, ``flight``, ``sampled``, ``reserved``, ``failures``, ``prompt_max`` and ``undelivered``, ``heads``, ``spent``,
+``fault``, ``error``, ``server`` (where it was opened), ``begun`` (when its last call began, by Redis's clock in us),
+``call:ID`` for a call in flight ("number grant replica"), ``body:DIGEST`` for the calls with this request body (lines of
+"number call replica"), ``record:N``, ``mark:N`` ("yes" or "no" and since when, "unknown" and the call that is sending it
+again, "ended" and since when), and ``text:DIGEST``. A deleted session leaves a hash with the state alone (a tombstone), so
+that its late words are refused.
 
 The last argument of every script names the server (`evener.trace.lane`). A session that was opened on another one may lack what
 was committed since: it takes no further call, and its fault is ours.
@@ -62,7 +63,7 @@ INTENT = (
     + """
 local call, body = 'call:' .. ARGV[1], 'body:' .. ARGV[7]
 local v = redis.call('HMGET', KEYS[1], 'state', 'number', 'committed', 'flight', 'sampled', 'reserved', 'heads', call, body,
-  'server', 'begun')
+  'server', 'begun', 'abandoned')
 if not v[1] or v[1] == 'deleted' then return {'gone'} end
 if v[1] ~= 'open' then return {'sealed'} end
 if lost(v[1], v[10]) then return {'lost'} end
@@ -77,19 +78,19 @@ local number, grant
 if v[8] then
   number, grant = string.match(v[8], '^(%d+) (%d+)')
 else
-  local flight, committed = tonumber(v[4] or 0), tonumber(v[3] or 0)
+  local flight, made = tonumber(v[4] or 0), tonumber(v[3] or 0) + tonumber(v[12] or 0)
   local sampled, reserved = tonumber(v[5] or 0), tonumber(v[6] or 0)
   local calls, tokens = tonumber(ARGV[4]), tonumber(ARGV[5])
   local spent
   if ARGV[6] == '1' then spent = 'wall'
-  elseif committed >= calls then spent = 'calls'
+  elseif made >= calls then spent = 'calls'
   elseif sampled >= tokens then spent = 'tokens' end
   if spent then
     redis.call('HSET', KEYS[1], 'spent', spent)
     return {spent}
   end
   local asked, left = tonumber(ARGV[3]), tokens - sampled - reserved
-  if committed + flight >= calls or left < math.min(asked, tokens - sampled) then return {'busy'} end
+  if made + flight >= calls or left < math.min(asked, tokens - sampled) then return {'busy'} end
   number = string.format('%d', tonumber(v[2] or 0) + 1)
   grant = string.format('%d', math.min(asked, left))
   redis.call('HSET', KEYS[1], 'number', number, 'flight', flight + 1, 'reserved', string.format('%d', reserved + grant),
@@ -130,15 +131,16 @@ return 'ok'
 """
 )
 
-# KEYS: session. ARGV: call, failures, fault or '', error or '', budget spent or '', digest of the body. Of a call that was
-# committed after all, or had taken a stored reply, the agent has not got the reply. One that is not known here failed before
-# its intent was stored, which is no less a failure.
+# KEYS: session. ARGV: call, failures, fault or '', error or '', budget spent or '', digest of the body, abandoned (1) or not
+# (0). Of a call that was committed after all, or had taken a stored reply, the agent has not got the reply. One that is not
+# known here failed before its intent was stored, which is no less a failure.
 RELEASE = (
     _CLOCK
     + _ENDED
     + """
 local call = 'call:' .. ARGV[1]
-local v = redis.call('HMGET', KEYS[1], 'state', call, 'flight', 'reserved', 'aborted', 'failures', 'body:' .. ARGV[6])
+local v = redis.call('HMGET', KEYS[1], 'state', call, 'flight', 'reserved', 'aborted', 'failures', 'body:' .. ARGV[6],
+  'abandoned')
 if not v[1] or v[1] == 'deleted' then return 'gone' end
 if v[1] ~= 'open' then return 'sealed' end
 local failed = ARGV[3] ~= '' or ARGV[4] ~= ''
@@ -153,6 +155,7 @@ local number, grant = string.match(v[2], '^(%d+) (%d+)')
 redis.call('HSET', KEYS[1], 'flight', string.format('%d', tonumber(v[3]) - 1),
   'reserved', string.format('%d', tonumber(v[4]) - grant),
   'aborted', string.format('%d', tonumber(v[5] or 0) + 1),
+  'abandoned', string.format('%d', tonumber(v[8] or 0) + tonumber(ARGV[7])),
   'failures', string.format('%d', tonumber(v[6] or 0) + tonumber(ARGV[2])))
 if failed then redis.call('HSET', KEYS[1], 'fault', ARGV[3], 'error', ARGV[4]) end
 if ARGV[5] ~= '' then redis.call('HSET', KEYS[1], 'spent', ARGV[5]) end

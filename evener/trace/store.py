@@ -88,7 +88,8 @@ class Mark(NamedTuple):
 
 class Release(NamedTuple):
     """A call that ends without a reply, after ``failures`` of engines, with a ``fault`` and ``error`` that its session keeps,
-    or because a budget is ``spent``. ``body``: the digest of its request.
+    or because a budget is ``spent``. ``body``: the digest of its request. ``abandoned``: its agent left while the engine
+    sampled it, so that it is one of the calls that the session may make.
     """
 
     session_id: str
@@ -98,6 +99,7 @@ class Release(NamedTuple):
     fault: str = ""
     error: str = ""
     spent: BudgetSpent | None = None
+    abandoned: bool = False
 
 
 class Sending(NamedTuple):
@@ -192,8 +194,9 @@ class TraceStore:
 
         Where the call was committed all the same, or had taken a stored reply, that reply is marked as missed.
         """
-        session_id, call_id, body, failures, fault, error, spent = release
-        await self._lane.run(lua.RELEASE, [_key(session_id)], (call_id, failures, fault, error, spent or "", body))
+        session_id, call_id, body, failures, fault, error, spent, abandoned = release
+        args = (call_id, failures, fault, error, spent or "", body, int(abandoned))
+        await self._lane.run(lua.RELEASE, [_key(session_id)], args)
 
     async def mark(self, marks: Sequence[Mark]) -> None:
         """Note what was delivered; sessions that are not open change nothing."""

@@ -1,13 +1,15 @@
 """The way of one call: intent, reservation, engine, commit; what is returned is durable, and what fails leaves no call.
 
-A failure of an engine is never the policy's reply: it is asked again inside, for up to `RETRY_S`, and then told as 503. A
-call that does not end in a commit is released, whatever ends it, so that it holds no budget. A request that is sent again
-because its reply did not arrive gets that reply (`evener.trace.resend`); a spent budget is a last reply of ours. Called by the
-delivery.
+A failure of an engine is never the policy's reply: it is asked again inside, for up to `RETRY_S`, and then told as 503. A call
+that does not end in a commit is released, whatever ends it, so that it holds no budget; but one that its agent abandons while
+the engine samples it is one of the calls that were allowed, so that no agent has more samples by hanging up. A request that is
+sent again because its reply did not arrive gets that reply (`evener.trace.resend`); a spent budget is a last reply of ours.
+Called by the delivery.
 """
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -60,8 +62,13 @@ class Calls:
         self._retry_s = retry_s
         self._prompts = Prompts(sessions.store)
 
-    async def run(self, session: OpenedSession, request: R, dialect: Dialect[R], sending: Sending) -> Answered:
-        """Sample and commit one call. Raises CallError. Cancelled before its commit, it leaves no call; later, it is whole."""
+    async def run(
+        self, session: OpenedSession, request: R, dialect: Dialect[R], sending: Sending, left: Callable[[], bool]
+    ) -> Answered:
+        """Sample and commit one call. Raises CallError. Cancelled before its commit, it leaves no call; later, it is whole.
+
+        ``left``: whether it is cancelled because its agent has gone.
+        """
         spec = session.spec
         if spec.purpose == "train" and request.constrained is not None:
             raise CallError(
@@ -91,7 +98,7 @@ class Calls:
             return Answered(None, budget.last_reply(spent.budget), spent.budget)
         except BaseException:
             if not call.settled:
-                await self._release(call)
+                await self._release(call, abandoned=call.sampling and left())
             raise
 
     async def count(self, session: OpenedSession, request: CallRequest) -> int:
@@ -161,6 +168,7 @@ class Calls:
             try:
                 return await self._ask_once(call, intent)
             except EngineUnavailable as error:
+                call.sampling = False
                 call.failures += 1
                 self._metrics.engine_failures += 1
                 _log.warning("engine_failed", call_id=call.id, session_id=call.session.spec.session_id, error=str(error))
@@ -219,6 +227,7 @@ class Calls:
             engine_window=status.window,
             prompt_tokens=len(ids) if ids is not None else None,
         )
+        call.sampling = True
         try:
             sample = await engine.sampler.sample(body, spec.session_id)
         except EngineRefused as error:
@@ -265,7 +274,9 @@ class Calls:
         elif not isinstance(error, Refused):
             self._sessions.owe_release(Release(call.session.spec.session_id, call.id, call.sending.body))
 
-    async def _release(self, call: Call, *, fault: Fault | None = None, spent: BudgetSpent | None = None) -> None:
+    async def _release(
+        self, call: Call, *, fault: Fault | None = None, spent: BudgetSpent | None = None, abandoned: bool = False
+    ) -> None:
         """Give the reservation back. A failure here is not the agent's: it is tried again, and the seal ends what is left."""
         release = Release(
             call.session.spec.session_id,
@@ -275,6 +286,7 @@ class Calls:
             fault=fault.cause if fault else "",
             error=fault.detail if fault else "",
             spent=spent,
+            abandoned=abandoned,
         )
         try:
             await self._store.release(release)

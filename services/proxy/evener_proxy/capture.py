@@ -34,7 +34,7 @@ class Asked:
 
 class Call:
     """What is known of a call before it is sampled. ``texts``: its system texts and tool list by digest. ``settled``: it was
-    committed, or what becomes of its commit is seen to.
+    committed, or what becomes of its commit is seen to. ``sampling``: an engine was asked for it, and has not failed since.
     """
 
     def __init__(
@@ -56,6 +56,7 @@ class Call:
         self.sending = sending
         self.failures = 0
         self.settled = False
+        self.sampling = False
         self.system_digests = [_digest(message) for message in request.messages[: request.systems]]
         self.tools_digest = _digest(request.tools) if request.tools is not None else None
         self.texts = dict(zip(self.system_digests, request.messages, strict=False))

@@ -79,7 +79,7 @@ class Delivery:
     ) -> None:
         response.hold()
         try:
-            answered = await self._calls.run(session, request, dialect, sending)
+            answered = await self._calls.run(session, request, dialect, sending, flight.left)
         except CallError as error:
             flight.over = True
             await response.fail(error)

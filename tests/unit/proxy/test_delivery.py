@@ -153,9 +153,9 @@ async def test_a_late_error_reaches_a_streaming_client(hasty, engine):
             pass
 
 
-async def test_an_agent_that_leaves_aborts_upstream_and_holds_no_budget(proxy, engine):
+async def test_an_agent_that_leaves_aborts_upstream_and_its_tokens_are_free_again(proxy, engine):
     engine.script.append(slow(engine, 30))
-    session, key = await proxy.open()
+    session, key = await proxy.open(budget=Budget(sampled_tokens=20))
     asking = asyncio.create_task(proxy.chat(key))
 
     async def asked() -> bool:
@@ -171,6 +171,48 @@ async def test_an_agent_that_leaves_aborts_upstream_and_holds_no_budget(proxy, e
     assert (await proxy.chat(key))[0] == 200
     sealed = (await proxy.admin.seal(session)).sealed
     assert (sealed.committed, sealed.aborted, sealed.lost) == (1, 1, 0)
+
+
+async def test_no_more_calls_than_the_budgeted_reach_the_engine_where_agents_leave(proxy, engine):
+    engine.script += [slow(engine, 30)] * 7
+    session, key = await proxy.open(budget=Budget(calls=7, sampled_tokens=10**6))
+    asking = [asyncio.create_task(proxy.chat(key, [{"role": "user", "content": str(n)}])) for n in range(100)]
+
+    async def asked() -> bool:
+        return len(engine.asked) == 7
+
+    await eventually(asked)
+    for task in asking:
+        task.cancel()
+
+    async def none_in_flight() -> bool:
+        return engine.aborted == 7 and (await proxy.admin.read(session)).in_flight == 0
+
+    await eventually(none_in_flight, seconds=5)
+    status, reply = await proxy.chat(key)
+    assert (status, reply["choices"][0]["message"]["content"][:8]) == (200, "[evener]")
+    assert len(engine.asked) == 7
+    state = await proxy.admin.read(session)
+    assert (state.budget_spent, state.calls, state.sampled_tokens) == ("calls", 0, 0)
+
+
+async def test_an_agent_that_leaves_while_engines_fail_has_not_had_its_call(proxy, engine):
+    engine.script += [fails(503)] * 2
+    session, key = await proxy.open(budget=Budget(calls=1))
+    asking = asyncio.create_task(proxy.chat(key))
+
+    async def failed() -> bool:
+        return len(engine.asked) == 2
+
+    await eventually(failed)
+    await asyncio.sleep(0.1)  # the next try is half a second later
+    asking.cancel()
+
+    async def released() -> bool:
+        return (await proxy.admin.read(session)).in_flight == 0
+
+    await eventually(released)
+    assert (await proxy.chat(key))[1]["choices"][0]["message"]["content"].startswith("reply")
 
 
 async def test_a_seal_aborts_calls_in_flight_and_their_late_commit_is_refused(proxy, engine):
@@ -429,7 +471,7 @@ async def test_a_commit_that_is_cancelled_twice_ends_marked_or_released(engine, 
     session = await served.find([await served.open(session_spec())])
     request = ChatDialect().parse(b'{"messages":[{"role":"user","content":"hi"}]}', "")
     calls = Calls(served, engines, Metrics())
-    calling = asyncio.create_task(calls.run(session, request, ChatDialect(), Sending(b"B")))
+    calling = asyncio.create_task(calls.run(session, request, ChatDialect(), Sending(b"B"), lambda: True))
     await committing.wait()
     for _ in range(2):
         calling.cancel()

@@ -182,6 +182,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.flying: dict[str, tuple[int, int, str]] = {}
         self.committed: dict[str, int] = {}
         self.aborted = 0
+        self.abandoned = 0
         self.number = 0
 
     def run(self, awaitable):
@@ -201,7 +202,8 @@ class StoreMachine(RuleBasedStateMachine):
         reserved = sum(grant for _, grant, _ in self.flying.values())
         unspent = 60 - sum(self.committed.values())
         left = unspent - reserved
-        allowed = left > 0 and left >= min(asked, unspent) and len(self.flying) + len(self.committed) < 9
+        made = len(self.flying) + len(self.committed) + self.abandoned
+        allowed = left > 0 and left >= min(asked, unspent) and made < 9
         try:
             found = self.run(intent(self.store, self.session, call_id, asked=asked, replica=replica))
         except Refused as refused:
@@ -227,11 +229,13 @@ class StoreMachine(RuleBasedStateMachine):
             with pytest.raises(Refused, match="released"):
                 self.run(self.store.commit(SESSION, commit_of(call_id, 999)))
 
-    @rule(call_id=consumes(calls))
-    def release(self, call_id):
-        self.run(self.store.release(Release(SESSION, call_id, call_id.encode())))
+    @rule(call_id=consumes(calls), abandoned=st.booleans())
+    def release(self, call_id, abandoned):
+        for _ in range(2):  # an answer may have been lost
+            self.run(self.store.release(Release(SESSION, call_id, call_id.encode(), abandoned=abandoned)))
         if self.flying.pop(call_id, None) is not None:
             self.aborted += 1
+            self.abandoned += abandoned
 
     @invariant()
     def counts(self):
