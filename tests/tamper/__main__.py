@@ -7,13 +7,11 @@ and every honest solution right. ``ONLY`` (a part of names) selects; ``--docs`` 
 
 import asyncio
 import importlib.util
-import io
 import json
 import os
 import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
 import time
 from pathlib import Path
@@ -29,6 +27,7 @@ from evener_verifier import verifier
 from tests.tamper.attacks import ATTACKS
 from tests.tamper.honest import SOLUTIONS
 from tests.tamper.workspace import PRISTINE, Attempt, tests, toml
+from tests.tars import tar
 
 ROOT = Path(__file__).resolve().parents[2]
 TIERS = ("out_of_process", "in_process")
@@ -90,21 +89,11 @@ class Range:
             session_id=session_id(new_id(), 1),
             task_id=attempt.name,
             snapshot=self._blobs.put("snapshots", taken.tar),
-            agent_bundle=self._blobs.put("agent", _tar(table | agent)),
-            grader_bundle=self._blobs.put("grader", _tar(table | tests(tier, attempt.runner))),
+            agent_bundle=self._blobs.put("agent", tar(table | agent)),
+            grader_bundle=self._blobs.put("grader", tar(table | tests(tier, attempt.runner))),
             trusted=False,
             sandbox="bubblewrap",
         )
-
-
-def _tar(files: dict[str, bytes]) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for name, content in files.items():
-            info = tarfile.TarInfo(name)
-            info.size, info.mode = len(content), 0o644
-            archive.addfile(info, io.BytesIO(content))
-    return buffer.getvalue()
 
 
 def told(scored: RolloutScored) -> dict[str, Any]:

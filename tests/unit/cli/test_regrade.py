@@ -3,7 +3,6 @@
 import asyncio
 import io
 import sqlite3
-import tarfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from evener.settings import Settings
 from evener_orchestrator.ledger import Ledger
 from evener_orchestrator.ledger.migrate import migrate
 from evener_orchestrator.states import GroupState, RolloutState
+from tests.tars import tar
 from tests.unit.orchestrator.rows import a_group, a_rollout, a_run, a_score, a_task, an_attempt, write
 from tests.unit.orchestrator.world import TOKEN, Workers, World, everyone, run_file, verifier
 
@@ -25,16 +25,6 @@ RUN, GROUP = "00000000-0000-7000-8000-00000000000a", "00000000-0000-7000-8000-00
 ROLLOUTS = [f"00000000-0000-7000-8000-0000000000c{number}" for number in range(4)]
 TEST = b"[ -f /workspace/done ] && echo 1 > /logs/verifier/reward.txt || echo 0 > /logs/verifier/reward.txt\n"
 QUIET = Console(file=io.StringIO())
-
-
-def tar(files: dict[str, bytes]) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for name, content in files.items():
-            info = tarfile.TarInfo(name)
-            info.size, info.mode = len(content), 0o644
-            archive.addfile(info, io.BytesIO(content))
-    return buffer.getvalue()
 
 
 @pytest.fixture

@@ -1,10 +1,8 @@
 """A runner with everything around it: an API, a proxy, a bus, and an agent that is a short Python script."""
 
 import asyncio
-import io
 import json
 import os
-import tarfile
 from dataclasses import dataclass, field
 
 import msgspec
@@ -22,6 +20,7 @@ from evener_runner.attempt import Tools
 from evener_runner.harnesses import Harness
 from evener_runner.install import NODE_VERSION
 from evener_runner.runner import Runner
+from tests.tars import tar
 
 LEASE_S = 2.4
 """A third of it is longer than an answer takes on a busy machine."""
@@ -144,16 +143,6 @@ class World:
         session = request.headers["Authorization"].removeprefix("Bearer sk-evener-")
         self.calls[session] += 1
         return web.Response(text="answer to " + await request.text())
-
-
-def tar(files):
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for name, content in files.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            archive.addfile(info, io.BytesIO(content))
-    return buffer.getvalue()
 
 
 @pytest.fixture(params=["bubblewrap", "process"])

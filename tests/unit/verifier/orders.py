@@ -1,7 +1,5 @@
 """Orders to score a workspace by a test, as the ledger gives them."""
 
-import io
-import tarfile
 import tomllib
 
 from pydantic import ValidationError
@@ -10,16 +8,7 @@ from evener.api import ScoreOrder
 from evener.ids import new_id, session_id
 from evener.snapshots import Left, join
 from evener.tasks import TaskToml
-
-
-def tar(files):
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for name, content in files.items():
-            info = tarfile.TarInfo(name)
-            info.size, info.mode = len(content), 0o644
-            archive.addfile(info, io.BytesIO(content))
-    return buffer.getvalue()
+from tests.tars import tar
 
 
 def left(toml, workspace, outside):

@@ -9,7 +9,7 @@ from evener.sandbox.probe import bubblewrap_missing
 from evener.snapshots import Left, join
 from evener.tasks import TaskToml
 from evener_verifier import steps, verifier
-from tests.unit.verifier.orders import tar
+from tests.tars import tar
 
 COMMON = b"cat /workspace/score > /logs/verifier/reward.txt; . /tests/more.sh\n"
 NAMED = b'echo "{\\"reward\\": 0, \\"style\\": $(cat /workspace/score)}" > /logs/verifier/reward.json\n'
