@@ -1,12 +1,14 @@
 """What only a real broker can show: losses of the connection and of the broker, refusals, priorities, policies."""
 
 import asyncio
+import gc
 import time
 from collections.abc import AsyncIterator
 from urllib.parse import urlsplit, urlunsplit
 
 import aio_pika
 import pytest
+from aio_pika.tools import OneShotCallback
 
 from evener.bus import DeadLetter, connect, publish_patiently
 from evener.bus.amqp import AmqpBus
@@ -125,6 +127,34 @@ async def test_a_consumer_that_the_broker_cancels_subscribes_again(bus: AmqpBus,
         await asyncio.sleep(0.5)
         await bus.publish(command(1))
         await (await waiting).ack()
+
+
+async def test_consumers_that_come_and_go_leave_nothing_behind(bus: AmqpBus) -> None:
+    """A runner opens one whenever a slot is free; each takes a message, holds another, and settles that too late."""
+
+    def kept() -> int:
+        gc.collect()
+        return sum(isinstance(each, OneShotCallback | asyncio.Task) for each in gc.get_objects())
+
+    async def come_and_go() -> None:
+        await bus.publish(command(0))
+        await bus.publish(command(1))
+        async with bus.consume(ROLLOUTS, prefetch=2) as consumer:
+            taken, held = await consumer.get(), await consumer.get()
+            await taken.ack()
+        await held.ack()
+        async with bus.consume(ROLLOUTS) as consumer:
+            again = await consumer.get()
+            assert again.message.message_id == held.message.message_id
+            await again.ack()
+        assert await bus.depth(ROLLOUTS) == 0
+
+    async with asyncio.timeout(WAIT_S):
+        await come_and_go()
+        before = kept()
+        for _ in range(20):
+            await come_and_go()
+        assert kept() == before
 
 
 async def test_a_wiped_broker_is_declared_again_by_the_publisher(bus: AmqpBus, fresh_amqp_url: str) -> None:

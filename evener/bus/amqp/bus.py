@@ -11,7 +11,7 @@ from aio_pika.exceptions import ChannelNotFoundEntity
 
 from evener.bus.amqp.consumer import AmqpConsumer
 from evener.bus.amqp.dead import Graveyard
-from evener.bus.amqp.link import Link, Lost, farewell, guard, persist
+from evener.bus.amqp.link import Link, Lost, guard, persist
 from evener.bus.amqp.publisher import Publisher
 from evener.bus.amqp.topology import Topology
 from evener.bus.port import PATIENCE_S, DeadLetter
@@ -50,16 +50,14 @@ class AmqpBus:
         )
 
     async def _depth(self, queue: str) -> int:
-        channel = await self._publisher.link.channel(confirms=False)
         try:
-            declared = await guard(channel.declare_queue(queue, passive=True))
-            return declared.declaration_result.message_count or 0
+            async with self._publisher.link.asked() as channel:
+                declared = await guard(channel.declare_queue(queue, passive=True))
+                return declared.declaration_result.message_count or 0
         except Lost as error:
             if isinstance(error.__cause__, ChannelNotFoundEntity):
                 return 0
             raise
-        finally:
-            await farewell(channel.close())
 
     async def delete(self, queue: str) -> None:
         """Delete a queue. Raises InfraError."""
@@ -69,11 +67,8 @@ class AmqpBus:
 
     async def _delete(self, queue: str) -> None:
         self._topology.forget()
-        channel = await self._publisher.link.channel(confirms=False)
-        try:
+        async with self._publisher.link.asked() as channel:
             await guard(channel.queue_delete(queue))  # an absent one is no error
-        finally:
-            await farewell(channel.close())
 
     async def dead_letters(self, limit: int | None = 100) -> list[DeadLetter]:
         """The oldest dead letters. Raises InfraError."""

@@ -9,6 +9,7 @@ stays as a net under consumers that die of a message.
 """
 
 import asyncio
+import contextlib
 import time
 from typing import Self, cast
 
@@ -36,15 +37,17 @@ _log = log.get("bus")
 class _Subscription:
     """One channel with one tag; `lost` once either is gone, with all that it delivered."""
 
-    def __init__(self, channel: AbstractChannel) -> None:
+    def __init__(self, link: Link, channel: AbstractChannel) -> None:
         self.channel = channel
         self.lost = False
+        self._link = link
         self._arrived: asyncio.Queue[AbstractIncomingMessage | None] = asyncio.Queue()
         self._tag = ""
 
     async def start(self, queue: str, prefetch: int) -> None:
         underlay = await self.channel.get_underlay_channel()
-        underlay.closing.add_done_callback(self.lose)
+        self._closing = underlay.closing
+        self._closing.add_done_callback(self.lose)
         underlay.on_consumer_cancel_callbacks.add(self.lose)
         await guard(self.channel.set_qos(prefetch_count=prefetch))
         source = await self.channel.get_queue(queue, ensure=False)
@@ -66,17 +69,26 @@ class _Subscription:
         return message
 
     async def stop(self) -> None:
-        """Hand back whatever is unsettled: cancel and nack, which RabbitMQ 4.3 does not count, then close, which it does."""
-        if not self.lost:
-            await farewell(self._return_all())
-        self.lose(None)
-        await farewell(self.channel.close())
+        """Hand back whatever is unsettled: cancel and nack, which RabbitMQ 4.3 does not count; to close it does."""
+        whole, returned = not self.lost and self._tag != "", False
+        self.lose(None)  # what is settled from now on, the broker gets back
+        try:
+            if whole:
+                with contextlib.suppress(Lost, Refused):
+                    await guard(self._return_all(), CLOSE_S)
+                    returned = True
+        finally:
+            if returned:
+                self._link.take_back(self.channel)
+            else:
+                await farewell(self.channel.close())
 
     async def _return_all(self) -> None:
         underlay = await self.channel.get_underlay_channel()
-        if self._tag:
-            await underlay.basic_cancel(self._tag, nowait=True, timeout=CLOSE_S)
-            await underlay.basic_nack(0, multiple=True, requeue=True, wait=False)
+        self._closing.cancel()  # it watches for us
+        underlay.on_consumer_cancel_callbacks.discard(self.lose)
+        await underlay.basic_cancel(self._tag, timeout=CLOSE_S)  # answered: nothing more comes
+        await underlay.basic_nack(0, multiple=True, requeue=True, wait=False)
 
 
 class AmqpDelivery:
@@ -96,9 +108,13 @@ class AmqpDelivery:
 
     async def ack(self) -> None:
         """Forget it, if the channel still knows it."""
-        if not self._settled:
-            self._settled = True
-            await _settle(self._raw, ack=True)
+        await self._settle(ack=True)
+
+    async def _settle(self, *, ack: bool) -> None:
+        """Once, and only where the channel still has it: others may use the channel by now, and would lose it by an old tag."""
+        if not self._settled and not self._subscription.lost:
+            await _settle(self._raw, ack=ack)
+        self._settled = True
 
     async def reject(self, reason: str) -> None:
         """Queue a copy that counts, after a pause, or bury it; the original goes when the broker has the copy."""
@@ -121,9 +137,7 @@ class AmqpDelivery:
 
     async def hand_back(self) -> None:
         """Return it to its place."""
-        if not self._settled:
-            self._settled = True
-            await _settle(self._raw, ack=False)
+        await self._settle(ack=False)
 
 
 async def _settle(raw: AbstractIncomingMessage, *, ack: bool) -> None:
@@ -210,7 +224,7 @@ class AmqpConsumer:
     async def _subscribe(self) -> _Subscription:
         try:
             await self._topology.ensure(self._link, self.queue)
-            subscription = _Subscription(await self._link.channel(confirms=False))
+            subscription = _Subscription(self._link, await self._link.lend())
             try:
                 await subscription.start(self.queue, self._prefetch)
             except BaseException:

@@ -7,7 +7,8 @@ callers (publisher, consumer, dead letters) decide what to do again. Every wait 
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
 from typing import TypeVar
 from urllib.parse import urlsplit
 
@@ -112,7 +113,11 @@ def place(url: str) -> str:
 
 
 class Link:
-    """One connection, shared by the channels of a role."""
+    """One connection, shared by the channels of a role.
+
+    A channel that was asked a few things, or had a consumer, is used again: aio-pika 10 keeps a part of every channel until
+    its connection ends.
+    """
 
     def __init__(self, url: str, role: str) -> None:
         self.place = place(url)
@@ -120,8 +125,34 @@ class Link:
         self._role = role
         self._lock = asyncio.Lock()
         self._connection: AbstractConnection | None = None
+        self._idle: list[AbstractChannel] = []
         self._failed = (-RECONNECT_S, "")
         self.closed = False
+
+    async def lend(self) -> AbstractChannel:
+        """A channel without confirms for a while. Raises as `channel` does."""
+        await self._connected()
+        while self._idle:
+            channel = self._idle.pop()
+            if not channel.is_closed:
+                return channel
+        return await self.channel(confirms=False)
+
+    def take_back(self, channel: AbstractChannel) -> None:
+        """Keep for others what was lent, on which nothing is under way any more: no answer, no consumer, no message."""
+        if not channel.is_closed and not self.closed:
+            self._idle.append(channel)
+
+    @asynccontextmanager
+    async def asked(self) -> AsyncGenerator[AbstractChannel]:
+        """A channel for questions that are answered within the block. Raises as `channel` does."""
+        channel = await self.lend()
+        try:
+            yield channel
+        except BaseException:
+            await farewell(channel.close())
+            raise
+        self.take_back(channel)
 
     async def channel(self, *, confirms: bool) -> AbstractChannel:
         """A new channel, on a new connection where the last one was lost. Raises Lost, Refused; InfraError once closed."""
@@ -137,6 +168,7 @@ class Link:
         async with self._lock:
             if self._connection is None or _is_lost(self._connection):
                 self._connection = None
+                self._idle.clear()
                 if not self.closed:
                     self._connection = await self._connect()
             if self.closed or self._connection is None:
@@ -159,6 +191,7 @@ class Link:
     async def close(self) -> None:
         """Leave; at most `CLOSE_S`."""
         self.closed = True
+        self._idle.clear()
         connection, self._connection = self._connection, None
         if connection is not None:
             await farewell(connection.close())

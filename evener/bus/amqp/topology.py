@@ -7,7 +7,7 @@ exchange and nothing else; limits are in ``compose/rabbitmq/definitions.json`` a
 from aio_pika import ExchangeType
 from aio_pika.abc import AbstractChannel
 
-from evener.bus.amqp.link import Link, farewell, guard
+from evener.bus.amqp.link import Link, guard
 from evener.messages import DEAD
 
 EXCHANGE = "evener"
@@ -30,14 +30,11 @@ class Topology:
         self._declared.clear()
 
     async def ensure(self, link: Link, queue: str) -> None:
-        """Make ``queue`` and the way to it, on a channel of its own: a refused declaration closes its channel."""
+        """Make ``queue`` and the way to it, on a channel that nobody else uses: a refused declaration closes it."""
         if queue in self._declared:
             return
-        channel = await link.channel(confirms=False)
-        try:
+        async with link.asked() as channel:
             await _declare(channel, queue)
-        finally:
-            await farewell(channel.close())
         self._declared.add(queue)
 
 
