@@ -47,6 +47,7 @@ class _Known(NamedTuple):
 _NONE: Ids = np.empty(0, np.int32)
 
 KNOWN_BYTES = 32 << 20  # 300 prompts of 8,000 tokens: more than a proxy has in its fast turns at once
+KNOWN_SESSIONS = 4096  # what is kept of a short prompt weighs more than its bytes
 
 
 class Prompts:
@@ -68,7 +69,7 @@ class Prompts:
         if ids.size:
             self._known[session] = known = _Known(text, ids)
             self._bytes += _size(known)
-        while self._bytes > self._bound:
+        while self._bytes > self._bound or len(self._known) > KNOWN_SESSIONS:
             self._bytes -= _size(self._known.pop(next(iter(self._known))))
         return ids
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evener.engines.token_ids import Prompts, token_ids
+from evener.engines.token_ids import KNOWN_SESSIONS, Prompts, token_ids
 
 
 @given(st.lists(st.integers(0, 2**31 - 1)), st.sampled_from([(",", ":"), (", ", ": "), (",\n", ":")]))
@@ -53,6 +53,14 @@ def test_prompts_of_a_session_are_read_as_if_each_were_its_first(turns, bound, c
         assert prompts.read(session, text).tolist() == last[session]
         assert prompts._bytes <= bound
         assert prompts._bytes == sum(len(known.text) + known.ids.nbytes for known in prompts._known.values())
+
+
+def test_prompts_of_short_sessions_are_bounded_too():
+    """What is kept of one weighs more than its bytes, of which a day of them has few."""
+    prompts = Prompts()
+    for number in range(KNOWN_SESSIONS + 10):
+        assert prompts.read(str(number), b"[1]").tolist() == [1]
+    assert list(prompts._known) == [str(number) for number in range(10, KNOWN_SESSIONS + 10)]
 
 
 def test_an_id_that_goes_on_is_another_one():
