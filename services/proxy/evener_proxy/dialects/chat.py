@@ -11,8 +11,10 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from evener.engines.sampler import ToolCall
 from evener_proxy.canonical import EVENT_STREAM, JSON_BODY, CallError, CallRequest, Framing, ModelInfo, Reply
 from evener_proxy.dialects import openai
+from evener_proxy.dialects.chat_custom import as_custom, calls_as_functions, choice_as_function, tool_as_function
 from evener_proxy.dialects.chat_ids import CallIds
 from evener_proxy.messages import inline
 
@@ -56,9 +58,10 @@ class _Body(msgspec.Struct):
 
 @dataclass(slots=True, eq=False)
 class ChatRequest(CallRequest):
-    """``include_usage``: a stream ends with the usage."""
+    """``include_usage``: a stream ends with the usage. ``custom``: the names of tools that take a text in place of JSON."""
 
     include_usage: bool
+    custom: frozenset[str]
 
 
 class _Head(msgspec.Struct):
@@ -98,7 +101,6 @@ _body = msgspec.json.Decoder(_Body)
 _looked_at = msgspec.json.Decoder(_Head)
 _tool_list = msgspec.json.Decoder(list[_Tool])
 _OPENING = {"role": "assistant", "content": ""}
-_OWN_TOOLS = ("function", "custom")  # those that the API's types have; other APIs of this format have others, of their own
 _encode = msgspec.json.Encoder().encode
 
 
@@ -119,7 +121,8 @@ class ChatDialect:
                 raise CallError(400, "invalid_request", "functions: send tools, which replaced them", param="functions")
             messages, systems = _messages(asked.messages)
             constrained = _constrained(asked)
-            tools, hosted = _tools(asked.tools)
+            tools, custom, hosted = _tools(asked.tools)
+            choice = choice_as_function(asked.tool_choice) if _given(asked.tool_choice) is not None else None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise CallError(400, "invalid_request", str(error)) from error
         except RecursionError as error:
@@ -129,7 +132,7 @@ class ChatDialect:
             messages=messages,
             systems=systems,
             tools=tools,
-            tool_choice=_given(asked.tool_choice) if tools is not None or constrained else None,
+            tool_choice=choice if tools is not None or constrained else None,
             parallel_tool_calls=asked.parallel_tool_calls,
             response_format=_given(asked.response_format) if constrained == "response_format" else None,
             stop=[asked.stop] if isinstance(asked.stop, str) else asked.stop,
@@ -139,6 +142,7 @@ class ChatDialect:
             hosted_tools=hosted,
             asked={name: value for name in _SAMPLING if (value := getattr(asked, name)) is not None},
             include_usage=asked.stream_options is not None and asked.stream_options.include_usage is True,
+            custom=custom,
         )
 
     def framing(self, request: ChatRequest) -> Framing:
@@ -183,32 +187,43 @@ def _messages(raw: list[msgspec.Raw]) -> tuple[list[msgspec.Raw], int]:
         if role == "developer" or bytes(head.reasoning_content):
             message = _renamed(message)
         if role == "assistant":
-            message = ids.told_apart(message, head.tool_calls)
+            calls = head.tool_calls
+            if b'"custom"' in bytes(calls) or _ESCAPE in bytes(calls):
+                message, calls = calls_as_functions(message, f"messages[{len(messages)}]")
+            message = ids.told_apart(message, calls)
         elif role == "tool":
             message = ids.answered(message, head.tool_call_id)
         messages.append(message)
     return messages, systems
 
 
-def _tools(raw: msgspec.Raw) -> tuple[msgspec.Raw | None, int]:
-    """The tools, and how many were left out because only a vendor can run them.
+def _tools(raw: msgspec.Raw) -> tuple[msgspec.Raw | None, frozenset[str], int]:
+    """The tools, the names of the custom ones, and how many were left out because only a vendor can run them.
 
     They lose ``strict``, for which an engine would constrain what is sampled.
     """
     given = _given(raw)
     if given is None:
-        return None, 0
-    hosted = [tool.type not in _OWN_TOOLS for tool in _tool_list.decode(given)]
-    if not (any(hosted) or b'"strict"' in bytes(given) or _ESCAPE in bytes(given)):
-        return given, 0
+        return None, frozenset(), 0
+    kinds = [tool.type for tool in _tool_list.decode(given)]
+    if set(kinds) == {"function"} and not (b'"strict"' in bytes(given) or _ESCAPE in bytes(given)):
+        return given, frozenset(), 0
     listed: list[dict[str, Any]] = msgspec.json.decode(given)
-    tools = [tool for tool, left_out in zip(listed, hosted, strict=True) if not left_out]
+    tools: list[dict[str, Any]] = []
+    custom: set[str] = set()
+    for index, (kind, tool) in enumerate(zip(kinds, listed, strict=True)):
+        if kind == "custom":
+            name, function = tool_as_function(tool, f"tools[{index}]")
+            custom.add(name)
+            tools.append(function)
+        elif kind == "function":
+            tools.append(tool)
     strict = [tool["function"] for tool in tools if isinstance(tool.get("function"), dict) and "strict" in tool["function"]]
     for function in strict:
         del function["strict"]
-    if not (any(hosted) or strict):
-        return given, 0
-    return msgspec.Raw(_encode(tools)) if tools else None, sum(hosted)
+    if set(kinds) == {"function"} and not strict:
+        return given, frozenset(), 0
+    return msgspec.Raw(_encode(tools)) if tools else None, frozenset(custom), len(kinds) - len(tools)
 
 
 def _check_media(content: msgspec.Raw, place: int) -> None:
@@ -273,7 +288,7 @@ def _document(request: ChatRequest, reply: Reply) -> bytes:
     if reply.reasoning is not None:
         message["reasoning_content"] = reply.reasoning
     if reply.tool_calls:
-        message["tool_calls"] = _tool_calls(reply)
+        message["tool_calls"] = _tool_calls(request, reply)
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _finish(reply)}
     head = _head(request, reply.id, reply.created, "chat.completion")
     return _encode(head | {"choices": [choice], "usage": _usage(reply)})
@@ -285,7 +300,7 @@ def _stream(request: ChatRequest, reply: Reply) -> bytes:
     The role has left where a keep-alive has; client libraries that add chunks up would say it twice.
     """
     head = _chunk_head(request, *(request.began or (reply.id, reply.created)))
-    chunks = [_event(head | {"choices": [choice]}) for choice in islice(_choices(reply), bool(request.kept), None)]
+    chunks = [_event(head | {"choices": [choice]}) for choice in islice(_choices(request, reply), bool(request.kept), None)]
     if request.include_usage:
         chunks.append(_event(head | {"choices": [], "usage": _usage(reply)}))
     return b"".join((*chunks, b"data: [DONE]\n\n"))
@@ -313,20 +328,21 @@ def _finish(reply: Reply) -> str:
     return reply.finish_reason if reply.finish_reason in _FINISH else "stop"
 
 
-def _tool_calls(reply: Reply) -> list[dict[str, Any]]:
-    return [
-        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-        for call in reply.tool_calls
-    ]
+def _tool_calls(request: ChatRequest, reply: Reply) -> list[dict[str, Any]]:
+    return [as_custom(call) if call.name in request.custom else _function_call(call) for call in reply.tool_calls]
 
 
-def _choices(reply: Reply) -> Iterator[dict[str, Any]]:
+def _function_call(call: ToolCall) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _choices(request: ChatRequest, reply: Reply) -> Iterator[dict[str, Any]]:
     deltas: list[dict[str, Any]] = [_OPENING]
     if reply.reasoning:
         deltas.append({"reasoning_content": reply.reasoning})
     if reply.content:
         deltas.append({"content": reply.content})
-    deltas += [{"tool_calls": [{"index": index} | call]} for index, call in enumerate(_tool_calls(reply))]
+    deltas += [{"tool_calls": [{"index": index} | call]} for index, call in enumerate(_tool_calls(request, reply))]
     for delta in deltas:
         yield _choice(delta)
     yield _choice({}) | {"finish_reason": _finish(reply)}

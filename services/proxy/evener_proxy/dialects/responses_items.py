@@ -12,13 +12,8 @@ from typing import Any, cast
 import msgspec
 
 from evener_proxy.canonical import CallError
-from evener_proxy.dialects.responses_tools import (
-    Item,
-    Origin,
-    action_arguments,
-    custom_arguments,
-    object_arguments,
-)
+from evener_proxy.dialects import freeform
+from evener_proxy.dialects.responses_tools import Item, Origin, action_arguments, object_arguments
 from evener_proxy.messages import Part, image_part, text_part, unshown
 
 _TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
@@ -130,7 +125,7 @@ def _function_call(item: Item, where: str) -> tuple[Origin, str]:
 
 def _custom_call(item: Item, where: str) -> tuple[Origin, str]:
     origin = Origin("custom", text_field(item, "name", where), text_field(item, "namespace", where, "") or None)
-    return origin, custom_arguments(text_field(item, "input", where, ""))
+    return origin, freeform.arguments_of(text_field(item, "input", where, ""))
 
 
 def _local_shell_call(item: Item, where: str) -> tuple[Origin, str]:

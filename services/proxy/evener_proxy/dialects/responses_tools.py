@@ -15,6 +15,7 @@ import msgspec
 
 from evener.engines.sampler import ToolCall
 from evener_proxy.canonical import CallError
+from evener_proxy.dialects import freeform
 from evener_proxy.messages import function_tool
 
 Kind = Literal["function", "custom", "local_shell", "shell", "apply_patch", "tool_search"]
@@ -210,8 +211,9 @@ def _read_tool(
         return Origin("function", function.name, namespace), lambda name: function_tool(name, text, schema)
     if kind == "custom":
         custom = _decode(raw, _Custom, at)
-        text, freeform = _joined(about, custom.description), _freeform(custom.format)
-        return Origin("custom", custom.name, namespace), lambda name: function_tool(name, text, freeform)
+        form = custom.format or _Format()
+        text, schema = _joined(about, custom.description), freeform.schema(form.syntax, form.definition)
+        return Origin("custom", custom.name, namespace), lambda name: function_tool(name, text, schema)
     if kind == "tool_search":
         search = _decode(raw, _Search, at)
         if search.execution != "client":
@@ -230,14 +232,6 @@ def _read_tool(
 
 def _schema(parameters: msgspec.Raw) -> Any:
     return _NO_PARAMETERS if bytes(parameters) in (b"", b"null") else parameters
-
-
-def _freeform(form: _Format | None) -> dict[str, Any]:
-    """One string; a grammar that the vendor would enforce is told to the model."""
-    text: dict[str, Any] = {"type": "string"}
-    if form is not None and form.definition:
-        text["description"] = f"Text that follows this grammar ({form.syntax}):\n{form.definition}"
-    return {"type": "object", "properties": {"input": text}, "required": ["input"]}
 
 
 def _joined(about: str | None, description: str | None) -> str | None:
@@ -260,10 +254,7 @@ def _function_call(call: ToolCall, origin: Origin) -> tuple[str, Item]:
 
 
 def _custom_call(call: ToolCall, origin: Origin) -> tuple[str, Item]:
-    """The ``input`` of the arguments; arguments that hold none are themselves the input."""
-    given = _object(call.arguments)
-    text = given.get("input") if given is not None else None
-    item = {"type": "custom_tool_call", "name": origin.name, "input": text if isinstance(text, str) else call.arguments}
+    item = {"type": "custom_tool_call", "name": origin.name, "input": freeform.text_of(call.arguments)}
     return "ctc", item if origin.namespace is None else item | {"namespace": origin.namespace}
 
 
@@ -317,11 +308,6 @@ _MAKE: dict[Kind, Callable[[ToolCall, Origin], tuple[str, Item] | None]] = {
     "apply_patch": _apply_patch_call,
     "tool_search": _search_call,
 }
-
-
-def custom_arguments(text: str) -> str:
-    """The arguments that stand for a freeform input."""
-    return _encode({"input": text}).decode()
 
 
 def object_arguments(fields: dict[str, Any]) -> str:

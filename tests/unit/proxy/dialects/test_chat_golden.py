@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evener.engines.sampler import ToolCall
-from evener_proxy.canonical import CallRequest, Reply
+from evener_proxy.canonical import CallError, CallRequest, Reply
 from evener_proxy.dialects.chat import ChatDialect
+from evener_proxy.dialects.chat_custom import as_custom
 
 GOLDEN = Path(__file__).parent / "golden" / "chat"
 REQUESTS = sorted(path.parent.name for path in GOLDEN.glob("*/request.json"))
@@ -30,8 +31,8 @@ def plain(request: CallRequest) -> dict[str, Any]:
     return {name: value for name, value in decoded.items() if value is not None}
 
 
-def rendered(reply: Reply, *, stream: bool) -> bytes:
-    request = parse({"role": "user", "content": "hi"}, stream=stream, stream_options={"include_usage": True})
+def rendered(reply: Reply, *, stream: bool, **fields: Any) -> bytes:
+    request = parse({"role": "user", "content": "hi"}, stream=stream, stream_options={"include_usage": True}, **fields)
     return dialect.render(request, reply)
 
 
@@ -66,8 +67,39 @@ def test_golden_requests(case):
 @pytest.mark.parametrize("case", REPLIES)
 def test_golden_replies(case):
     sampled = msgspec.json.decode((GOLDEN / case / "sampled.json").read_bytes(), type=Reply)
-    assert json.loads(rendered(sampled, stream=False)) == json.loads((GOLDEN / case / "reply.json").read_bytes())
-    assert rendered(sampled, stream=True).decode() == (GOLDEN / case / "stream.txt").read_text()
+    listed = GOLDEN / case / "tools.json"
+    asked = {"tools": json.loads(listed.read_bytes())} if listed.exists() else {}
+    assert json.loads(rendered(sampled, stream=False, **asked)) == json.loads((GOLDEN / case / "reply.json").read_bytes())
+    assert rendered(sampled, stream=True, **asked).decode() == (GOLDEN / case / "stream.txt").read_text()
+
+
+@given(st.text())
+def test_the_text_of_a_custom_tool_goes_to_the_model_and_back(text):
+    call = {"id": "call_1", "type": "custom", "custom": {"name": "patch", "input": text}}
+    turn = parse({"role": "user", "content": "hi"}, {"role": "assistant", "content": None, "tool_calls": [call]}).messages[1]
+    function = json.loads(bytes(turn))["tool_calls"][0]["function"]
+    assert as_custom(ToolCall("call_1", function["name"], function["arguments"])) == call
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [{"type": "custom", "custom": {}}]}, "tools[0].custom"),
+        ({"tools": [{"type": "custom"}]}, "tools[0].custom"),
+        ({"tool_choice": {"type": "custom", "custom": "patch"}}, "tool_choice.custom"),
+    ],
+)
+def test_a_custom_tool_without_a_name_is_refused(fields, param):
+    with pytest.raises(CallError) as error:
+        parse({"role": "user", "content": "hi"}, **fields)
+    assert (error.value.status, error.value.param) == (400, param)
+
+
+def test_a_choice_of_a_custom_tool_is_one_of_the_function():
+    tools = [{"type": "custom", "custom": {"name": "patch"}}]
+    request = parse({"role": "user", "content": "hi"}, tools=tools, tool_choice=tools[0])
+    assert json.loads(bytes(request.tool_choice)) == {"type": "function", "function": {"name": "patch"}}
+    assert request.constrained == "tool_choice"
 
 
 _said = st.none() | st.text(max_size=20)
