@@ -166,6 +166,8 @@ def table(document: Mapping[str, Any]) -> str:
         )
     lines.append(f"{'':<24} {'n':>8} {'p50 ms':>9} {'p99 ms':>9} {'max ms':>9}")
     for what, row in (document["transitions"] | document["requests"]).items():
+        if not row["n"]:
+            continue  # of real workers nothing says when they spoke
         lines.append(f"{what:<24} {row['n']:>8} {row['p50_ms']:>9.1f} {row['p99_ms']:>9.1f} {row['max_ms']:>9.1f}")
     return "\n".join(lines)
 
