@@ -85,7 +85,7 @@ class _Subscription:
 
     async def _return_all(self) -> None:
         underlay = await self.channel.get_underlay_channel()
-        self._closing.cancel()  # it watches for us
+        self._closing.cancel()  # an observer of ours alone, since aiormq 7.2
         underlay.on_consumer_cancel_callbacks.discard(self.lose)
         await underlay.basic_cancel(self._tag, timeout=CLOSE_S)  # answered: nothing more comes
         await underlay.basic_nack(0, multiple=True, requeue=True, wait=False)
