@@ -6,8 +6,8 @@ it), ``lost``, ``flight``, ``sampled``, ``reserved``, ``failures``, ``prompt_max
 ``fault``, ``error``, ``server`` (where it was opened), ``begun`` (when its last call began, by Redis's clock in us),
 ``call:ID`` for a call in flight ("number grant replica"), ``body:DIGEST`` for the calls with this request body (lines of
 "number call replica"), ``record:N``, ``mark:N`` ("yes" or "no" and since when, "unknown" and the call that is sending it
-again, "ended" and since when), and ``text:DIGEST``. A deleted session leaves a hash with the state alone (a tombstone), so
-that its late words are refused.
+again, "ended" and since when), ``awaited:N`` (when a retry last waited for the call), and ``text:DIGEST``. A deleted session
+leaves a hash with the state alone (a tombstone), so that its late words are refused.
 
 The last argument of every script names the server (`evener.trace.lane`). A session that was opened on another one may lack what
 was committed since: it takes no further call, and its fault is ours.
@@ -19,6 +19,8 @@ KEY_PREFIX = "evener:key:"
 SESSION_PREFIX = "evener:session:"
 REPLICA_PREFIX = "evener:replica:"
 SEALED_CHANNEL = "evener:sealed"
+AWAITED_S = 1.5
+"""A retry that waits for a call asks each second."""
 
 _CLOCK, _CHOOSE, _ENDED = resend.scripts(REPLICA_PREFIX)
 
@@ -72,7 +74,10 @@ if v[9] and not v[8] then
   local taken, wait
   taken, wait, list = earlier(body, v[9], ARGV[1], ARGV[2], ARGV[8] == '1', ARGV[10] == '1', ARGV[9], tonumber(v[11] or 0))
   if taken then return {'stored', taken} end
-  if wait and ARGV[6] ~= '1' then return {'busy', wait} end
+  if wait and ARGV[6] ~= '1' then
+    redis.call('HSET', KEYS[1], 'awaited:' .. wait, string.format('%.0f', now()))
+    return {'busy', wait}
+  end
 end
 local number, grant
 if v[8] then
@@ -215,6 +220,16 @@ local function end_calls(session, also_alive)
     'aborted', string.format('%d', aborted), 'lost', string.format('%d', lost))
 end
 """.replace("%REPLICA%", REPLICA_PREFIX)
+)
+
+# KEYS: session. ARGV: call. Whether a retry has asked for the call, which is in flight, within `AWAITED_S`.
+AWAITED = (
+    _CLOCK
+    + """
+local number = string.match(redis.call('HGET', KEYS[1], 'call:' .. ARGV[1]) or '', '^(%d+) ')
+local at = number and redis.call('HGET', KEYS[1], 'awaited:' .. number)
+return at and now() - tonumber(at) <= %S% * 1000000 and 1 or 0
+""".replace("%S%", str(AWAITED_S))
 )
 
 # KEYS: session. Ends the calls of dead replicas, so that they hold no budget.

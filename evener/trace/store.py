@@ -198,6 +198,10 @@ class TraceStore:
         args = (call_id, failures, fault, error, spent or "", body, int(abandoned))
         await self._lane.run(lua.RELEASE, [_key(session_id)], args)
 
+    async def awaited(self, session_id: str, call_id: str) -> bool:
+        """Whether a retry waits for the reply of a call in flight."""
+        return bool(await self._lane.run(lua.AWAITED, [_key(session_id)], (call_id,)))
+
     async def mark(self, marks: Sequence[Mark]) -> None:
         """Note what was delivered; sessions that are not open change nothing."""
         now = time.monotonic()

@@ -9,7 +9,6 @@ Called by the delivery.
 
 import asyncio
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -20,7 +19,6 @@ from evener import log
 from evener.engines.sampler import EngineRefused, EngineStatus, EngineUnavailable, Sample, SampleRequest, neutral_request
 from evener.engines.token_in import TokenInRoute, given
 from evener.errors import InfraError
-from evener.ids import new_id
 from evener.trace.session import BudgetSpent
 from evener.trace.store import Intent, Mark, OpenedSession, Refused, Release, Sending, Stored
 from evener_proxy import budget
@@ -30,7 +28,7 @@ from evener_proxy.capture import Asked, Call, to_commit
 from evener_proxy.engines import Engine, Engines
 from evener_proxy.faults import Fault, engine_fault, refusal, request_fault, uncaptured
 from evener_proxy.metrics import Metrics
-from evener_proxy.sessions import Sessions, unknown_key
+from evener_proxy.sessions import Flight, Sessions, unknown_key
 from evener_proxy.token_in.prompts import Choice, Prompts
 from evener_proxy.token_in.refusals import Refusal
 
@@ -63,12 +61,9 @@ class Calls:
         self._prompts = Prompts(sessions.store)
 
     async def run(
-        self, session: OpenedSession, request: R, dialect: Dialect[R], sending: Sending, left: Callable[[], bool]
+        self, session: OpenedSession, request: R, dialect: Dialect[R], sending: Sending, flight: Flight
     ) -> Answered:
-        """Sample and commit one call. Raises CallError. Cancelled before its commit, it leaves no call; later, it is whole.
-
-        ``left``: whether it is cancelled because its agent has gone.
-        """
+        """Sample and commit one call. Raises CallError. Cancelled before its commit, it leaves no call; later, it is whole."""
         spec = session.spec
         if spec.purpose == "train" and request.constrained is not None:
             raise CallError(
@@ -77,7 +72,7 @@ class Calls:
                 f"{request.constrained}: constrained decoding is refused in training sessions",
                 param=request.constrained,
             )
-        call = Call(new_id(), session, request, dialect.name, dialect.call_prefix, time.time(), sending)
+        call = Call(flight.call_id, session, request, dialect.name, dialect.call_prefix, time.time(), sending)
         try:
             intent = await self._intent(call)
             if isinstance(intent, Stored):
@@ -98,7 +93,7 @@ class Calls:
             return Answered(None, budget.last_reply(spent.budget), spent.budget)
         except BaseException:
             if not call.settled:
-                await self._release(call, abandoned=call.sampling and left())
+                await self._release(call, abandoned=call.sampling and flight.left())
             raise
 
     async def count(self, session: OpenedSession, request: CallRequest) -> int:

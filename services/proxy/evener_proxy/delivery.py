@@ -18,6 +18,7 @@ from evener_proxy.metrics import Metrics
 from evener_proxy.sessions import Flight, Sessions, sealed_session
 
 KEEP_ALIVE_S = 10.0
+AWAITED_POLL_S = 0.25
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -57,7 +58,7 @@ class Delivery:
         await self._sessions.settle(session.spec.session_id, sending)
         flight = Flight(session.spec.session_id, sending.body, task)
         response = _Response(send, dialect, request, self._patience)
-        watching = asyncio.create_task(_watch(receive, flight))
+        watching = asyncio.create_task(_watch(receive, flight, self._sessions))
         self._sessions.enter(flight)
         self._metrics.in_flight += 1
         try:
@@ -79,7 +80,7 @@ class Delivery:
     ) -> None:
         response.hold()
         try:
-            answered = await self._calls.run(session, request, dialect, sending, flight.left)
+            answered = await self._calls.run(session, request, dialect, sending, flight)
         except CallError as error:
             flight.over = True
             await response.fail(error)
@@ -188,8 +189,14 @@ def _chunk(body: bytes, *, more: bool) -> Message:
     return {"type": "http.response.body", "body": body, "more_body": more}
 
 
-async def _watch(receive: Receive, flight: Flight) -> None:
-    """Wait for the client to leave. The body has been read, so that the next message is the disconnect."""
+async def _watch(receive: Receive, flight: Flight, sessions: Sessions) -> None:
+    """Wait for the client to leave. The body has been read, so that the next message is the disconnect.
+
+    A call that its client has sent again already, and waits for, goes on: that sending takes its reply.
+    """
     while (await receive())["type"] != "http.disconnect":
         pass
+    flight.gone = True
+    while await sessions.awaited(flight):
+        await asyncio.sleep(AWAITED_POLL_S)
     flight.cancel("left")

@@ -9,7 +9,7 @@ import hashlib
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from redis.exceptions import RedisError
@@ -30,19 +30,21 @@ _log = log.get("proxy")
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """A call in flight: the digest of its request, the task that serves it, and why it was cut. Once ``over``, what is left
-    is sending.
+    """A call in flight: the digest of its request, the task that serves it, whether its client has ``gone``, and why it was
+    cut. Once ``over``, what is left is sending.
     """
 
     session_id: str
     digest: bytes
     task: "asyncio.Task[None]"
+    call_id: str = field(default_factory=new_id)
+    gone: bool = False
     cut: Literal["left", "sealed"] | None = None
     over: bool = False
 
     def left(self) -> bool:
         """Whether the client has gone, by now."""
-        return self.cut == "left"
+        return self.gone or self.cut == "left"
 
     def cancel(self, cut: Literal["left", "sealed"]) -> None:
         """Abort the call, once."""
@@ -124,6 +126,13 @@ class Sessions:
         others.discard(flight)
         if not others:
             del self._flights[flight.session_id]
+
+    async def awaited(self, flight: Flight) -> bool:
+        """Whether a retry, at whichever replica, waits for the reply of a call whose own client has gone."""
+        try:
+            return not flight.over and await self.store.awaited(flight.session_id, flight.call_id)
+        except RedisError:
+            return False
 
     async def settle(self, session_id: str, sending: Sending) -> None:
         """See to its end what this replica knows of earlier sendings of a request, before the store decides on the next.

@@ -19,7 +19,7 @@ from evener_proxy.dialects.chat import ChatDialect
 from evener_proxy.engines import Engines
 from evener_proxy.metrics import Metrics
 from evener_proxy.service import serve
-from evener_proxy.sessions import Sessions
+from evener_proxy.sessions import Flight, Sessions
 from evener_runner.outcome import Ending, classify
 from tests.ports import free_port
 from tests.unit.proxy.stub import eventually, fails, running_proxy, session_spec
@@ -282,6 +282,48 @@ async def test_once_a_request_that_is_sent_again_gets_the_pending_reply(proxy, e
         assert len(await proxy.store.load(session)) == len(engine.asked) == 1
 
 
+@pytest.mark.parametrize("elsewhere", [False, True])
+async def test_once_a_pending_reply_survives_its_client_for_the_retry_that_waits(proxy, engine, redis, elsewhere):
+    """The retry comes before the proxy hears that the first client has gone; the one call that is left is not lost."""
+    async with running_proxy(engine, redis) as other:
+        engine.script.append(slow(engine, 2.5))
+        session, key = await proxy.open(budget=Budget(calls=1))
+        first = asyncio.create_task(ask(proxy, key))
+
+        async def asked() -> bool:
+            return len(engine.asked) == 1
+
+        await eventually(asked)
+        retry = asyncio.create_task(ask(other if elsewhere else proxy, key, again=1))
+        await asyncio.sleep(0.3)
+        first.cancel()
+        assert await retry == "reply 0"
+        assert (len(engine.asked), engine.aborted) == (1, 0)
+        assert len(await proxy.store.load(session)) == 1
+
+
+async def test_a_pending_reply_that_nobody_waits_for_any_more_is_aborted(proxy, engine):
+    engine.script.append(slow(engine, 30))
+    _, key = await proxy.open()
+    first = asyncio.create_task(ask(proxy, key))
+
+    async def asked() -> bool:
+        return len(engine.asked) == 1
+
+    await eventually(asked)
+    retry = asyncio.create_task(ask(proxy, key, again=1))
+    await asyncio.sleep(0.3)
+    first.cancel()
+    await asyncio.sleep(0.3)
+    assert engine.aborted == 0
+    retry.cancel()
+
+    async def aborted() -> bool:
+        return engine.aborted == 1
+
+    await eventually(aborted, seconds=3)
+
+
 async def test_the_same_body_beside_a_connected_client_is_a_new_sample(proxy, engine):
     engine.script.append(slow(engine, 0.4))
     session, key = await proxy.open()
@@ -471,7 +513,8 @@ async def test_a_commit_that_is_cancelled_twice_ends_marked_or_released(engine, 
     session = await served.find([await served.open(session_spec())])
     request = ChatDialect().parse(b'{"messages":[{"role":"user","content":"hi"}]}', "")
     calls = Calls(served, engines, Metrics())
-    calling = asyncio.create_task(calls.run(session, request, ChatDialect(), Sending(b"B"), lambda: True))
+    flight = Flight(session.spec.session_id, b"B", asyncio.current_task())
+    calling = asyncio.create_task(calls.run(session, request, ChatDialect(), Sending(b"B"), flight))
     await committing.wait()
     for _ in range(2):
         calling.cancel()
