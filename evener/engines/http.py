@@ -7,6 +7,7 @@ compression of it. A request whose caller is cancelled closes its connection, at
 
 import asyncio
 import base64
+import socket
 import ssl
 import time
 from collections import deque
@@ -16,6 +17,8 @@ from urllib.parse import unquote, urlsplit
 import httptools
 
 KEEP_S = 15.0  # a busy moment leaves thousands of connections, which nobody needs later
+PEER_IDLE_S, PEER_PROBES = 10, 3
+"""The host of an engine is gone after 40 s without a sign of life; a living one answers, however long its engine takes."""
 
 
 class HttpError(Exception):
@@ -88,6 +91,14 @@ class HttpClient:
         return connection
 
 
+def _watch_peer(connection: socket.socket) -> None:
+    """Have the kernel close a connection whose host is gone: a reply may take an hour, and a dead host never says so."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", PEER_IDLE_S), ("TCP_KEEPINTVL", PEER_IDLE_S), ("TCP_KEEPCNT", PEER_PROBES)):
+        if (option := getattr(socket, name, None)) is not None:
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
 class _Connection(asyncio.Protocol):
     """A connection, and the answer that it waits for."""
 
@@ -112,6 +123,7 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The way out."""
         self._transport = cast("asyncio.Transport", transport)  # uvloop's does not inherit from it
+        _watch_peer(transport.get_extra_info("socket"))
 
     def data_received(self, data: bytes) -> None:
         """A part of the answer; without a request nothing may come."""

@@ -141,8 +141,10 @@ def _token_data(
     reply: _Reply, choice: _Choice, prompt_ids: Ids, logprobs: list[_Logprob] | None
 ) -> tuple[Ids, Ids, Logprobs, Ids | None] | None:
     """Prompt ids, completion ids, log-probabilities and versions, or None where the engine gives none (level text)."""
-    if not len(prompt_ids) or choice.token_ids is None or logprobs is None:
+    if not len(prompt_ids) and choice.token_ids is None:
         return None
+    if not len(prompt_ids) or choice.token_ids is None or logprobs is None:
+        raise _Flaw("prompt ids, token ids and log-probabilities are not all there")
     lengths = (len(choice.token_ids), len(logprobs), reply.usage.completion_tokens)
     if len(set(lengths)) != 1 or len(prompt_ids) != reply.usage.prompt_tokens:
         raise _Flaw(f"token ids, log-probabilities and usage differ in number: {lengths}")

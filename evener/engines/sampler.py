@@ -34,8 +34,11 @@ class EngineRefused(Exception):
 
     @property
     def context_full(self) -> bool:
-        """The prompt, or prompt + max_tokens, exceeds the window."""
-        return self.param in ("input_tokens", "max_tokens", "max_completion_tokens") or "maximum context length" in self.message
+        """The prompt, or prompt + max_tokens, exceeds the window.
+
+        A ``max_tokens`` that an API does not take, or takes up to a bound of its own, says nothing of the window.
+        """
+        return self.param == "input_tokens" or "maximum context length" in self.message
 
 
 class PromptGiven(msgspec.Struct, frozen=True):

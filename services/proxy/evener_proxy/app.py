@@ -4,6 +4,7 @@ Routes are raw ASGI applications, since the hot one reads the body and writes th
 here as CallError while the response head is held.
 """
 
+import contextlib
 import hashlib
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
@@ -158,7 +159,8 @@ class _Unrouted(CallError):
 async def _unknown(scope: Scope, receive: Receive, _send: Send) -> None:
     dialect = dialect_of(scope)
     if dialect is _chat and scope["method"] == "POST":
-        dialect = _dialect_of_body(await _read_body(receive, limit=_GUESS_BYTES))
+        with contextlib.suppress(CallError):  # of a longer one Chat is the guess
+            dialect = _dialect_of_body(await _read_body(receive, limit=_GUESS_BYTES))
     raise _Unrouted(scope, dialect)
 
 

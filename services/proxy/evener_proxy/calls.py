@@ -60,9 +60,7 @@ class Calls:
         self._retry_s = retry_s
         self._prompts = Prompts(sessions.store)
 
-    async def run(
-        self, session: OpenedSession, request: R, dialect: Dialect[R], sending: Sending, flight: Flight
-    ) -> Answered:
+    async def run(self, session: OpenedSession, request: R, dialect: Dialect[R], sending: Sending, flight: Flight) -> Answered:
         """Sample and commit one call. Raises CallError. Cancelled before its commit, it leaves no call; later, it is whole."""
         spec = session.spec
         if spec.purpose == "train" and request.constrained is not None:

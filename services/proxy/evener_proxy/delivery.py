@@ -197,6 +197,6 @@ async def _watch(receive: Receive, flight: Flight, sessions: Sessions) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
     flight.gone = True
-    while await sessions.awaited(flight):
+    while await sessions.awaited(flight):  # noqa: ASYNC110 - another replica's word
         await asyncio.sleep(AWAITED_POLL_S)
     flight.cancel("left")

@@ -204,7 +204,7 @@ async def test_a_pinned_session_refuses_another_version(proxy, engine, says):
 async def test_level_text_is_refused_in_training_and_kept_in_evaluation(proxy, engine):
     def without_ids(body):
         reply = engine.sample(body)
-        reply["choices"][0]["token_ids"] = reply["choices"][0]["logprobs"] = None
+        reply["prompt_token_ids"] = reply["choices"][0]["token_ids"] = reply["choices"][0]["logprobs"] = None
         return reply
 
     async def behave(_, body):

@@ -88,6 +88,12 @@ async def test_an_unknown_path_is_404_in_the_callers_dialect(proxy, path, header
     assert ("param" in error) == (marks == {"param"})
 
 
+async def test_an_unknown_path_is_404_however_long_the_body(proxy):
+    body = {"messages": [{"role": "user", "content": "x" * 100_000}]}
+    async with proxy.http.post(proxy.url + "/chat/completions", json=body, headers={"Authorization": "Bearer k"}) as response:
+        assert (response.status, (await response.json())["error"]["code"]) == (404, "not_found")
+
+
 async def test_models_are_the_sessions_policy(proxy):
     session, key = await proxy.open(policy="tiny")
     headers = {"x-api-key": key}

@@ -1,11 +1,12 @@
 """The engine's client against a server that writes byte for byte what a test says."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 
 import pytest
 
-from evener.engines.http import HttpClient, HttpError
+from evener.engines.http import PEER_IDLE_S, HttpClient, HttpError
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 
@@ -110,4 +111,15 @@ async def test_credentials_of_the_url_are_sent_as_a_header(server):
     await client.request("GET", "/")
     assert b"authorization: Basic dXNlcjpwQHNz\r\n" in server.requests[0]
     assert b"user" not in server.requests[0]
+    client.close()
+
+
+async def test_a_host_that_is_gone_is_noticed_by_the_kernel(server: Server) -> None:
+    server.answers = [OK]
+    client = HttpClient(server.url, connect_s=5)
+    assert await client.request("GET", "/") == (200, b"ok")
+    ((_, connection),) = client._idle
+    kept = connection._transport.get_extra_info("socket")
+    assert kept.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+    assert kept.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == PEER_IDLE_S
     client.close()

@@ -43,6 +43,14 @@ def test_a_tool_calls_arguments_are_the_models_text():
     assert (call.name, call.arguments) == ("bash", '{"command": "ls -la"}')
 
 
+@pytest.mark.parametrize("missing", ["prompt_token_ids", "token_ids", "logprobs"])
+def test_some_of_the_token_data_are_no_data(missing):
+    reply = fixture("tool_call_real")
+    (reply if missing == "prompt_token_ids" else reply["choices"][0])[missing] = None
+    sample = parse_reply(json.dumps(reply).encode())
+    assert (sample.level, sample.flaw) == ("text", "prompt ids, token ids and log-probabilities are not all there")
+
+
 def test_excluded_reasoning_nulls_the_tokens_and_is_level_text():
     sample = parse_reply(json.dumps(fixture("reasoning_excluded")).encode())
     assert (sample.level, sample.completion_tokens, len(sample.completion_ids)) == ("text", 15, 0)
@@ -146,13 +154,15 @@ async def test_context_errors_are_told_apart(sampler, engine):
     async def full(_, __):
         return web.json_response(fixture("err_ctx"), status=400)
 
-    engine.script += [full, fails(400, "no", "tools"), fails(502)]
+    taken = "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead."
+    engine.script += [full, fails(400, "no", "tools"), fails(400, taken, "max_tokens"), fails(502)]
     with pytest.raises(EngineRefused) as refused:
         await sampler.sample(request())
     assert refused.value.context_full
-    with pytest.raises(EngineRefused) as refused:
-        await sampler.sample(request())
-    assert not refused.value.context_full
+    for _ in range(2):
+        with pytest.raises(EngineRefused) as refused:
+            await sampler.sample(request())
+        assert not refused.value.context_full
     with pytest.raises(EngineUnavailable):
         await sampler.sample(request())
 

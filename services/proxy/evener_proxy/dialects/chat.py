@@ -14,8 +14,8 @@ import msgspec
 from evener.engines.sampler import ToolCall
 from evener_proxy.canonical import EVENT_STREAM, JSON_BODY, CallError, CallRequest, Framing, ModelInfo, Reply
 from evener_proxy.dialects import openai
-from evener_proxy.dialects.chat_custom import as_custom, calls_as_functions, choice_as_function, tool_as_function
 from evener_proxy.dialects.chat_ids import CallIds
+from evener_proxy.dialects.chat_tools import ESCAPE, as_custom, calls_as_functions, read_choice, read_tools
 from evener_proxy.messages import inline
 
 _FINISH = {"stop", "length", "tool_calls", "content_filter"}
@@ -23,7 +23,6 @@ _FINISH = {"stop", "length", "tool_calls", "content_filter"}
 
 # A union of Raw and None is not a type that msgspec decodes, so that what is absent is an empty Raw.
 _ABSENT = msgspec.Raw()
-_ESCAPE = b"\\u00"  # a letter of a name may be written as an escape, which says the same
 _Int = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]  # what databases hold
 
 
@@ -78,10 +77,6 @@ class _Format(msgspec.Struct):
     type: str
 
 
-class _Tool(msgspec.Struct):
-    type: str = "function"
-
-
 _SAMPLING = (
     "temperature",
     "top_p",
@@ -99,7 +94,6 @@ _SAMPLING = (
 )
 _body = msgspec.json.Decoder(_Body)
 _looked_at = msgspec.json.Decoder(_Head)
-_tool_list = msgspec.json.Decoder(list[_Tool])
 _OPENING = {"role": "assistant", "content": ""}
 _encode = msgspec.json.Encoder().encode
 
@@ -120,9 +114,9 @@ class ChatDialect:
             if _given(asked.functions) is not None:
                 raise CallError(400, "invalid_request", "functions: send tools, which replaced them", param="functions")
             messages, systems = _messages(asked.messages)
-            constrained = _constrained(asked)
-            tools, custom, hosted = _tools(asked.tools)
-            choice = choice_as_function(asked.tool_choice) if _given(asked.tool_choice) is not None else None
+            tools, custom, hosted = read_tools(_given(asked.tools))
+            tools, choice = read_choice(_given(asked.tool_choice), tools)
+            constrained = _constrained(asked, choice)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise CallError(400, "invalid_request", str(error)) from error
         except RecursionError as error:
@@ -188,7 +182,7 @@ def _messages(raw: list[msgspec.Raw]) -> tuple[list[msgspec.Raw], int]:
             message = _renamed(message)
         if role == "assistant":
             calls = head.tool_calls
-            if b'"custom"' in bytes(calls) or _ESCAPE in bytes(calls):
+            if b'"custom"' in bytes(calls) or ESCAPE in bytes(calls):
                 message, calls = calls_as_functions(message, f"messages[{len(messages)}]")
             message = ids.told_apart(message, calls)
         elif role == "tool":
@@ -197,39 +191,10 @@ def _messages(raw: list[msgspec.Raw]) -> tuple[list[msgspec.Raw], int]:
     return messages, systems
 
 
-def _tools(raw: msgspec.Raw) -> tuple[msgspec.Raw | None, frozenset[str], int]:
-    """The tools, the names of the custom ones, and how many were left out because only a vendor can run them.
-
-    They lose ``strict``, for which an engine would constrain what is sampled.
-    """
-    given = _given(raw)
-    if given is None:
-        return None, frozenset(), 0
-    kinds = [tool.type for tool in _tool_list.decode(given)]
-    if set(kinds) == {"function"} and not (b'"strict"' in bytes(given) or _ESCAPE in bytes(given)):
-        return given, frozenset(), 0
-    listed: list[dict[str, Any]] = msgspec.json.decode(given)
-    tools: list[dict[str, Any]] = []
-    custom: set[str] = set()
-    for index, (kind, tool) in enumerate(zip(kinds, listed, strict=True)):
-        if kind == "custom":
-            name, function = tool_as_function(tool, f"tools[{index}]")
-            custom.add(name)
-            tools.append(function)
-        elif kind == "function":
-            tools.append(tool)
-    strict = [tool["function"] for tool in tools if isinstance(tool.get("function"), dict) and "strict" in tool["function"]]
-    for function in strict:
-        del function["strict"]
-    if set(kinds) == {"function"} and not strict:
-        return given, frozenset(), 0
-    return msgspec.Raw(_encode(tools)) if tools else None, frozenset(custom), len(kinds) - len(tools)
-
-
 def _check_media(content: msgspec.Raw, place: int) -> None:
     """Media come inline: an agent that reaches nothing but the proxy does not make an engine fetch something for it."""
     text = bytes(content)
-    if text[:1] != b"[" or not (b'_url"' in text or _ESCAPE in text):
+    if text[:1] != b"[" or not (b'_url"' in text or ESCAPE in text):
         return
     for part in msgspec.json.decode(text):
         for name, value in part.items() if isinstance(part, dict) else ():
@@ -254,11 +219,10 @@ def _given(raw: msgspec.Raw) -> msgspec.Raw | None:
     return None if bytes(raw) in (b"", b"null", b"[]") else raw
 
 
-def _constrained(asked: _Body) -> Literal["response_format", "tool_choice"] | None:
+def _constrained(asked: _Body, choice: msgspec.Raw | None) -> Literal["response_format", "tool_choice"] | None:
     wanted = _given(asked.response_format)
     if wanted is not None and msgspec.json.decode(wanted, type=_Format).type != "text":
         return "response_format"
-    choice = _given(asked.tool_choice)
     if choice is not None and bytes(choice) not in (b'"auto"', b'"none"'):
         return "tool_choice"
     return None

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from evener.engines.sampler import ToolCall
 from evener_proxy.canonical import CallError, CallRequest, Reply
 from evener_proxy.dialects.chat import ChatDialect
-from evener_proxy.dialects.chat_custom import as_custom
+from evener_proxy.dialects.chat_tools import as_custom
 
 GOLDEN = Path(__file__).parent / "golden" / "chat"
 REQUESTS = sorted(path.parent.name for path in GOLDEN.glob("*/request.json"))
@@ -87,12 +87,28 @@ def test_the_text_of_a_custom_tool_goes_to_the_model_and_back(text):
         ({"tools": [{"type": "custom", "custom": {}}]}, "tools[0].custom"),
         ({"tools": [{"type": "custom"}]}, "tools[0].custom"),
         ({"tool_choice": {"type": "custom", "custom": "patch"}}, "tool_choice.custom"),
+        (
+            {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "any", "tools": []}}},
+            "tool_choice.allowed_tools",
+        ),
+        ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": []}}}, "tool_choice"),
     ],
 )
-def test_a_custom_tool_without_a_name_is_refused(fields, param):
+def test_a_tool_or_choice_that_says_nothing_is_refused(fields, param):
     with pytest.raises(CallError) as error:
         parse({"role": "user", "content": "hi"}, **fields)
     assert (error.value.status, error.value.param) == (400, param)
+
+
+@pytest.mark.parametrize(("mode", "constrained"), [("auto", None), ("required", "tool_choice")])
+def test_of_allowed_tools_the_model_sees_only_these(mode, constrained):
+    tools = [{"type": "custom", "custom": {"name": "patch"}}]
+    tools += [{"type": "function", "function": {"name": name}} for name in ("bash", "read")]
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [*tools[:2], {"type": "mcp"}]}}
+    request = parse({"role": "user", "content": "hi"}, tools=tools, tool_choice=choice)
+    assert [tool["function"]["name"] for tool in json.loads(bytes(request.tools))] == ["patch", "bash"]
+    assert request.tool_choice == (msgspec.Raw(b'"required"') if constrained else None)
+    assert request.constrained == constrained
 
 
 def test_a_choice_of_a_custom_tool_is_one_of_the_function():
