@@ -4,11 +4,13 @@ import asyncio
 import gc
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import aio_pika
 import pytest
 from aio_pika.tools import OneShotCallback
+from aiormq import Channel
 
 from evener.bus import DeadLetter, connect, publish_patiently
 from evener.bus.amqp import AmqpBus
@@ -16,7 +18,7 @@ from evener.bus.amqp.link import Link
 from evener.bus.amqp.publisher import MAX_BODY, Publisher
 from evener.bus.amqp.topology import EXCHANGE, Topology
 from evener.errors import InfraError
-from evener.messages import DEAD, ROLLOUTS, RunRollout
+from evener.messages import DEAD, EVENTS, ROLLOUTS, RunRollout
 from tests.ports import free_port
 from tests.relay import Relay
 from tests.services import Rabbit
@@ -155,6 +157,31 @@ async def test_consumers_that_come_and_go_leave_nothing_behind(bus: AmqpBus) -> 
         for _ in range(20):
             await come_and_go()
         assert kept() == before
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.0005])
+async def test_a_subscription_that_is_given_up_amid_deliveries_stops_no_other(
+    bus: AmqpBus, monkeypatch: pytest.MonkeyPatch, after_s: float
+) -> None:
+    """Its channel reads no more while the broker sends what waits; aiormq then reads nothing more for any channel."""
+    await asyncio.gather(*(bus.publish(command(number)) for number in range(60)))
+    subscribe = Channel.basic_consume
+
+    async def given_up(channel: Channel, *args: Any, **options: Any) -> Any:
+        asyncio.get_running_loop().call_later(after_s, subscribing.cancel)
+        return await subscribe(channel, *args, **options)
+
+    async with bus.consume(EVENTS):
+        with monkeypatch.context() as patch:
+            patch.setattr(Channel, "basic_consume", given_up)
+            first = bus.consume(ROLLOUTS, prefetch=16)
+            subscribing = asyncio.create_task(first.__aenter__())
+            await asyncio.wait({subscribing})
+        if not subscribing.cancelled():  # it was answered before
+            await first.__aexit__()
+        async with asyncio.timeout(10), bus.consume(ROLLOUTS, prefetch=16) as consumer:
+            for _ in range(60):
+                await (await consumer.get()).ack()
 
 
 async def test_a_wiped_broker_is_declared_again_by_the_publisher(bus: AmqpBus, fresh_amqp_url: str) -> None:

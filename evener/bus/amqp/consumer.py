@@ -51,7 +51,13 @@ class _Subscription:
         underlay.on_consumer_cancel_callbacks.add(self.lose)
         await guard(self.channel.set_qos(prefetch_count=prefetch))
         source = await self.channel.get_queue(queue, ensure=False)
-        self._tag = await guard(source.consume(self._arrive))
+        try:
+            self._tag = await guard(source.consume(self._arrive))
+        except BaseException:
+            if not self.channel.is_closed:
+                # Given up before its answer: deliveries to a channel that reads no more would stop the whole connection.
+                await self._link.drop()
+            raise
 
     async def _arrive(self, message: AbstractIncomingMessage) -> None:
         self._arrived.put_nowait(message)
@@ -112,9 +118,9 @@ class AmqpDelivery:
 
     async def _settle(self, *, ack: bool) -> None:
         """Once, and only where the channel still has it: others may use the channel by now, and would lose it by an old tag."""
-        if not self._settled and not self._subscription.lost:
+        settled, self._settled = self._settled, True
+        if not settled and not self._subscription.lost:
             await _settle(self._raw, ack=ack)
-        self._settled = True
 
     async def reject(self, reason: str) -> None:
         """Queue a copy that counts, after a pause, or bury it; the original goes when the broker has the copy."""

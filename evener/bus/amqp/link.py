@@ -191,6 +191,10 @@ class Link:
     async def close(self) -> None:
         """Leave; at most `CLOSE_S`."""
         self.closed = True
+        await self.drop()
+
+    async def drop(self) -> None:
+        """Give up the connection, with all that is unsettled on it; the next channel is on a new one."""
         self._idle.clear()
         connection, self._connection = self._connection, None
         if connection is not None:

@@ -4,6 +4,8 @@ A queue that exists with other arguments cannot be declared again, so the argume
 exchange and nothing else; limits are in ``compose/rabbitmq/definitions.json`` and can be changed on a running broker.
 """
 
+import asyncio
+
 from aio_pika import ExchangeType
 from aio_pika.abc import AbstractChannel
 
@@ -24,6 +26,7 @@ class Topology:
 
     def __init__(self) -> None:
         self._declared: set[str] = set()
+        self._lock = asyncio.Lock()
 
     def forget(self) -> None:
         """Trust nothing that was declared."""
@@ -33,9 +36,11 @@ class Topology:
         """Make ``queue`` and the way to it, on a channel that nobody else uses: a refused declaration closes it."""
         if queue in self._declared:
             return
-        async with link.asked() as channel:
-            await _declare(channel, queue)
-        self._declared.add(queue)
+        async with self._lock:  # a hundred who publish at once declare it once
+            if queue not in self._declared:
+                async with link.asked() as channel:
+                    await _declare(channel, queue)
+                self._declared.add(queue)
 
 
 async def _declare(channel: AbstractChannel, queue: str) -> None:
