@@ -24,9 +24,10 @@ that it is one again (no retry header, or 0); `AGAIN` is one whose client says s
 
 So two bodies that are sent at once by connected clients are two samples; where one of them leaves and asks again, it gets the
 call that has no client, and never the other's while it is told from it. A retry whose first sending never arrived is a new
-sample, unless it follows within seconds on the same body's delivered reply with nothing in between: those two look alike.
-A call in flight whose client leaves while a retry waits for it goes on for the retry. One whose client has left another replica
-a moment ago counts as in flight: that replica ends it within milliseconds. Taking a reply is part of the decision (the mark becomes ``unknown CALL``), so that no two sendings take one.
+sample, unless it follows within seconds on the same body's delivered reply with nothing in between: those two look alike. A
+call in flight whose client leaves while a retry waits for it goes on for the retry. One whose client has left another replica
+a moment ago counts as in flight: that replica ends it within milliseconds. Taking a reply is part of the decision (the mark
+becomes ``unknown CALL``), so that no two sendings take one.
 
 The Lua below is a part of the store's scripts; `evener.trace.lua` puts it there.
 """

@@ -5,6 +5,7 @@ A session whose runner fell silent is sealed first, so that a zombie's agent sam
 opened is deleted as well, so that no zombie opens it. Run by `loops`.
 """
 
+import contextlib
 from collections.abc import Awaitable
 
 from sqlalchemy import select, update
@@ -19,7 +20,11 @@ GONE = frozenset({"not_found", "session_lost"})
 
 
 async def release(ledger: Ledger, sessions: Sessions) -> int:
-    """Delete the sessions of attempts that ended; the number of them."""
+    """Delete the sessions of attempts that ended; the number of them.
+
+    One that the proxy does not delete holds back no other, of which a full Redis has to be rid: the first failure is raised in
+    the end.
+    """
     async with ledger.read() as session:
         ended = await session.execute(
             select(Attempt.id, Attempt.cause)
@@ -30,12 +35,28 @@ async def release(ledger: Ledger, sessions: Sessions) -> int:
         rows = ended.all()
     if not rows:
         return 0
+    released: list[str] = []
+    failures: list[EvenerError] = []
     for name, cause in rows:
-        if cause == "lease_expired":
-            await _unless_gone(sessions.seal(name))
-        await _unless_gone(sessions.delete(name))
-    await ledger.write(lambda tx: _record(tx, [name for name, _ in rows]))
-    return len(rows)
+        try:
+            await _end(sessions, name, of_a_zombie=cause == "lease_expired")
+        except EvenerError as error:
+            failures.append(error)
+        else:
+            released.append(name)
+    if released:
+        await ledger.write(lambda tx: _record(tx, released))
+    if failures:
+        raise failures[0]
+    return len(released)
+
+
+async def _end(sessions: Sessions, name: str, *, of_a_zombie: bool) -> None:
+    """Delete a session. What is deleted answers no zombie either: a seal only tells calls in flight at once."""
+    if of_a_zombie:
+        with contextlib.suppress(EvenerError):
+            await sessions.seal(name)
+    await _unless_gone(sessions.delete(name))
 
 
 async def _unless_gone(work: Awaitable[object]) -> None:

@@ -5,10 +5,11 @@ import sqlite3
 
 import pytest
 
+from evener.errors import InfraError
 from evener.messages import train_queue
 from evener_orchestrator import queues
 from evener_orchestrator.loops import drain_outbox, drain_sessions, drop_queues
-from tests.unit.orchestrator.world import Workers, World, alternating, everyone, run_file, runner, verifier
+from tests.unit.orchestrator.world import FakeSessions, Workers, World, alternating, everyone, run_file, runner, verifier
 
 EVAL = {"tasks": "./held-out", "every": 0, "group_size": 2}
 
@@ -38,6 +39,28 @@ async def test_a_training_run_with_evaluations_ends_done(world, repeat):
     await drain_sessions(world.context)
     assert rows(world, "SELECT count(*) FROM attempts WHERE ended_at IS NULL OR released_at IS NULL") == [(0,)]
     assert world.trace.calls == {}  # the proxy forgot every session
+
+
+async def test_a_session_that_cannot_be_deleted_holds_back_no_other(world, monkeypatch):
+    await world.submit()
+    async with everyone(world):
+        await world.until_over()
+    names = [name for (name,) in rows(world, "SELECT id FROM attempts WHERE released_at IS NULL ORDER BY id")]
+    assert len(names) > 1
+    delete = FakeSessions.delete
+
+    async def refuses(sessions, session_id):
+        if session_id == names[0]:
+            raise InfraError("proxy_refused", "503: the store is full")
+        await delete(sessions, session_id)
+
+    monkeypatch.setattr(FakeSessions, "delete", refuses)
+    with pytest.raises(InfraError, match="full"):
+        await drain_sessions(world.context)
+    assert rows(world, "SELECT id FROM attempts WHERE released_at IS NULL") == [(names[0],)]
+    monkeypatch.undo()
+    await drain_sessions(world.context)
+    assert rows(world, "SELECT id FROM attempts WHERE released_at IS NULL") == []
 
 
 async def test_the_queue_of_a_policy_goes_when_its_run_is_over(world, monkeypatch):
