@@ -30,10 +30,11 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True)
 class Conversation:
-    """Messages, the assistant's among them, and the tools that were offered."""
+    """Messages, the assistant's among them, and the tools that were offered. The first ``given`` turns are not taught."""
 
     messages: Sequence[Message]
     tools: Sequence[dict[str, Any]] | None = None
+    given: int = 0
 
 
 def tokenizer_of(texts: Sequence[str], *, size: int = 640) -> Any:
@@ -148,9 +149,9 @@ def _row(tokenizer: Any, conversation: Conversation) -> tuple[Any, Any]:
     sampled: list[bool] = []
     first, *turns = text.split(OPENER)
     parts = [(first, False)]
-    for turn in turns:
+    for number, turn in enumerate(turns):
         said, end, rest = turn.partition(END)
-        parts += [(OPENER, False), (said + end, True), (rest, False)]
+        parts += [(OPENER, False), (said + end, number >= conversation.given), (rest, False)]
     for part, own in parts:
         tokens = tokenizer(part, add_special_tokens=False).input_ids
         ids += tokens

@@ -37,7 +37,7 @@ async def test_agents_do_a_task_of_three_turns(tmp_path: Path) -> None:
     conversations = [await recorded(agent, tmp_path / "scripted" / agent.id) for agent in AGENTS]
     tokenizer = tokenizer_of([rendered(each) for each in conversations] * 3, size=2048)
     start = random_policy(tmp_path / "untaught", tokenizer, seed=1, spread=0.05, context=8192)
-    policy = teach(start, conversations, tmp_path / "policy", steps=400)
+    policy = teach(start, [*conversations, *map(echoed, conversations)], tmp_path / "policy", steps=400)
     with running("vllm", policy, tmp_path) as engine:
         for agent, mode in product(AGENTS, MODES):
             folder = tmp_path / f"{agent.id}-{mode}"
@@ -73,6 +73,15 @@ async def recorded(agent: Agent, folder: Path) -> Conversation:
     assert seen.hello == "hello", seen.text()
     last = seen.engine.asked[-1]
     return Conversation([*map(_read, last["messages"]), _read({"role": "assistant", **turns(agent)[-1]})], last["tools"])
+
+
+def echoed(conversation: Conversation) -> Conversation:
+    """The same where an agent sends text back as vLLM's parser gives it: with the line's end that stood before the call."""
+    messages = [
+        each | {"content": each["content"] + "\n"} if each.get("tool_calls") and each.get("content") else each
+        for each in conversation.messages
+    ]
+    return Conversation(messages, conversation.tools, given=1)
 
 
 def turns(agent: Agent) -> list[dict[str, Any]]:
