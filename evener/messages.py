@@ -161,8 +161,19 @@ def queue_of(message: Message) -> str:
 
 
 def encode(message: Message) -> bytes:
-    """A message as JSON."""
-    return _encoder.encode(message)
+    """A message as JSON. What is no Unicode in its texts, as the names of files may be, becomes ``?``."""
+    try:
+        return _encoder.encode(message)
+    except UnicodeEncodeError:
+        return _encoder.encode(_readable(msgspec.to_builtins(message)))
+
+
+def _readable(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode(errors="replace").decode()
+    if isinstance(value, dict):
+        return {_readable(name): _readable(each) for name, each in value.items()}
+    return [_readable(each) for each in value] if isinstance(value, list) else value
 
 
 def decode(body: bytes) -> Message:

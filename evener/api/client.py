@@ -48,9 +48,10 @@ class ApiClient(ServiceClient):
             await self.request("POST", f"/v1/attempts/{session}/heartbeat", {"lease": lease}), type=Heartbeat
         )
 
-    async def scoring(self, session: str) -> ScoreOrder:
-        """What to score; asked again, that it is still being scored. Raises Refused where the attempt is past scoring."""
-        return msgspec.json.decode(await self.request("POST", f"/v1/attempts/{session}/scoring"), type=ScoreOrder)
+    async def scoring(self, session: str, *, begins: bool = True) -> ScoreOrder:
+        """What to score, for whoever ``begins``; else that it is still scored. Raises Refused where the attempt is past it."""
+        path = f"/v1/attempts/{session}/scoring" + ("?begins=true" if begins else "")
+        return msgspec.json.decode(await self.request("POST", path), type=ScoreOrder)
 
     async def claim_policy(self, policy: str, *, learner: str) -> LearnerLease | None:
         """Become the policy's learner; None where no run trains it now. Raises Refused while another learner holds it."""

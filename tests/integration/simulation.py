@@ -320,7 +320,7 @@ class Simulation:
     async def _score(self, delivery: InFlight, command: ScoreWorkspace) -> None:
         session = session_id(command.rollout_id, command.attempt)
         try:
-            await self.ask(lambda tx: regrades.order(tx, session))
+            await self.ask(lambda tx: regrades.order(tx, session, begins=True))
         except (Conflict, InputError):
             await delivery.ack()
             return

@@ -27,6 +27,7 @@ FATES = {
     "finished": {},
     "gave up": {"outcome": Outcome.AGENT_ERROR, "cause": "agent_exit"},
     "infra": {"outcome": Outcome.INFRA_ERROR, "cause": "sandbox_failed"},
+    "let go of for a pause": {"outcome": Outcome.CANCELLED},
     "stopped": {"outcome": Outcome.INFRA_ERROR, "cause": "service_stopped"},
     "task": {"outcome": Outcome.TASK_ERROR, "cause": "task_setup"},
     "no snapshot": {"snapshot": None},

@@ -55,7 +55,7 @@ class Hearts:
             await asyncio.sleep(due - time.monotonic())
             try:
                 async with asyncio.timeout(order.again_s / BEATS):
-                    await self._api.scoring(order.session_id)
+                    await self._api.scoring(order.session_id, begins=False)
             except (Refused, InputError):
                 return
             except (InfraError, TimeoutError) as error:

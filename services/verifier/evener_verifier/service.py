@@ -173,10 +173,20 @@ class _Slot:
             scored = replace(await self._scored(order, message), regrade=order.regrade)
             if scored.cause is not None and CAUSES[scored.cause].boundary is Boundary.INFRA:
                 await asyncio.sleep(FAULT_S)
-            await publish_patiently(self._bus, scored)
+            await self._report(scored)
         await delivery.ack()
         self._counts.add("verifier_scored", cause=scored.cause or "")
         _log.info("scored", session=session, scores=scored.scores, cause=scored.cause, seconds=round(scored.seconds, 3))
+
+    async def _report(self, scored: RolloutScored) -> None:
+        """Publish; what a broker does not take is told without what was seen, which is what can be long."""
+        try:
+            await publish_patiently(self._bus, scored)
+        except InfraError as error:
+            if error.cause != "bus_refused":
+                raise
+            _log.error("evidence left out", rollout_id=scored.rollout_id, error=str(error))
+            await publish_patiently(self._bus, replace(scored, evidence={"left_out": error.detail}))
 
     async def _scored(self, order: ScoreOrder, message: ScoreWorkspace) -> RolloutScored:
         """The report; a fault that nobody foresaw is reported as ours, and tried again."""

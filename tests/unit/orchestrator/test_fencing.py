@@ -19,6 +19,7 @@ from evener.messages import (
     StepFinished,
     train_queue,
 )
+from evener_orchestrator.ledger import scores
 from evener_orchestrator.ledger.models import Run
 from evener_orchestrator.ledger.reissue import reissue
 from evener_orchestrator.loops import drain_outbox
@@ -204,6 +205,22 @@ async def test_what_a_verifier_is_at_is_not_given_to_a_second(world):
     assert await issued(world, 7) == {lease.rollout_id for lease in world.leases[1:]}
 
 
+async def test_complete_a_snapshot_that_no_verifier_survives_ends_its_rollout(world):
+    await world.submit()
+    async with Workers(lambda: runner(world)):
+        await world.until(lambda state: state["rollouts"]["scoring"] == 8)
+    poison = world.leases[0]
+    for _ in range(scores.ORDERS):
+        await world.api.scoring(poison.session_id)
+        await world.api.scoring(poison.session_id, begins=False)  # one that lives says so, as often as it likes
+    with pytest.raises(Refused, match="none has told a score"):
+        await world.api.scoring(poison.session_id)
+    state = await world.api.get(f"/v1/rollouts/{poison.rollout_id}")
+    assert (state["outcome"], state["cause"]) == ("infra_error", "verifier_failed")
+    async with everyone(world):
+        assert (await world.until_over())["state"] == "done"
+
+
 async def issued(world, expected):
     """The rollouts whose workspaces wait to be scored, once there are so many; an outbox may send a message twice."""
     found = set()
@@ -355,6 +372,22 @@ async def test_a_paused_run_starts_nothing_and_goes_on(world):
         await world.bus.publish(finished(world, lease))
         state = await world.until_over()
     assert state["state"] == "done"
+
+
+async def test_complete_what_was_let_go_of_for_a_pause_goes_on_after_it(world):
+    """The runner's words arrive when the run has been resumed already."""
+    await world.submit()
+    let_go = [await a_lease(world), await a_lease(world)]
+    await world.api.post("/v1/runs/latest/pause")
+    for lease in let_go:
+        assert (await world.api.heartbeat(lease.session_id, lease=lease.lease)).action == "pause"
+    await world.api.post("/v1/runs/latest/resume")
+    for lease in let_go:
+        await world.bus.publish(msgspec.structs.replace(finished(world, lease), outcome=Outcome.CANCELLED))
+    async with everyone(world):
+        state = await world.until_over()
+    assert state["state"] == "done"
+    assert {outcome for outcome, number in state["rollouts"]["outcomes"].items() if number} == {"finished"}
 
 
 async def test_a_cancelled_run_ends_every_rollout(world):

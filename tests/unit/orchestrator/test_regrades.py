@@ -43,7 +43,7 @@ async def ask(ledger, given):
 
 
 async def order(ledger, session):
-    return await ledger.write(lambda tx: regrades.order(tx, session))
+    return await ledger.write(lambda tx: regrades.order(tx, session, begins=True))
 
 
 async def record(ledger, rollout, regrade, **said):

@@ -6,7 +6,7 @@ import pytest
 from aiohttp import web
 
 from evener.bus.memory import MemoryBus
-from evener.errors import InputError
+from evener.errors import InfraError, InputError
 from evener.ids import new_id
 from evener.messages import EVENTS, WORKSPACES, ScoreWorkspace
 from evener.settings import Settings
@@ -150,6 +150,43 @@ async def test_service(api, blobs, kind):
     stop.set()
     await asyncio.wait_for(serving, 5)
     assert await bus.depth(WORKSPACES) == 0
+
+
+async def test_what_was_seen_is_told_whatever_files_are_called(api, blobs, kind):
+    """An archive of another country's names is enough; no evidence is worth a rollout."""
+    settings, orders, _ = api
+    bus, stop = MemoryBus(), asyncio.Event()
+    wanted = order(blobs, kind, PASS_IF_DONE, {"done": b"", "caf\udce9.txt": b"x"})
+    orders[wanted.session_id] = wanted
+    await bus.publish(ScoreWorkspace(run_id="r", rollout_id=wanted.session_id.split(".")[0], attempt=1))
+    serving = asyncio.create_task(service.serve(settings, bus, blobs, stop=stop, name="verifier-1"))
+    async with asyncio.timeout(20), bus.consume(EVENTS) as consumer:
+        scored = (await consumer.get()).message
+    assert scored.scores == {"reward": 1.0}
+    assert "caf?.txt" in scored.evidence["changes"]["added"]["names"]
+    stop.set()
+    await asyncio.wait_for(serving, 5)
+
+
+async def test_evidence_that_no_broker_takes_is_left_out(api, blobs, kind, monkeypatch):
+    settings, orders, _ = api
+    bus, stop, publish = MemoryBus(), asyncio.Event(), MemoryBus.publish
+
+    async def picky(bus, message, *, priority=0):
+        if getattr(message, "evidence", {}).get("changes"):
+            raise InfraError("bus_refused", "a message of 17 MB")
+        await publish(bus, message, priority=priority)
+
+    monkeypatch.setattr(MemoryBus, "publish", picky)
+    wanted = order(blobs, kind, PASS_IF_DONE)
+    orders[wanted.session_id] = wanted
+    await bus.publish(ScoreWorkspace(run_id="r", rollout_id=wanted.session_id.split(".")[0], attempt=1))
+    serving = asyncio.create_task(service.serve(settings, bus, blobs, stop=stop, name="verifier-1"))
+    async with asyncio.timeout(20), bus.consume(EVENTS) as consumer:
+        scored = (await consumer.get()).message
+    assert (scored.scores, scored.evidence) == ({"reward": 1.0}, {"left_out": "a message of 17 MB"})
+    stop.set()
+    await asyncio.wait_for(serving, 5)
 
 
 async def test_a_stop_hands_the_unfinished_back(api, blobs, kind):

@@ -4,7 +4,8 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from evener_orchestrator.api.wire import Shared, as_json, read_json
-from evener_orchestrator.ledger import attempts, regrades
+from evener_orchestrator.ledger import attempts, regrades, scores
+from evener_orchestrator.ledger.conflict import Conflict
 
 router = APIRouter(prefix="/v1/attempts/{session}", tags=["attempts"])
 
@@ -41,6 +42,9 @@ async def heartbeat(session: str, request: Request, shared: Shared) -> Response:
 
 
 @router.post("/scoring")
-async def scoring(session: str, shared: Shared) -> Response:
-    """What a verifier is to score, or still scores; 409 where the attempt is past scoring."""
-    return as_json(await shared.requests.write(lambda tx: regrades.order(tx, session), about=session))
+async def scoring(session: str, shared: Shared, begins: bool = False) -> Response:
+    """What a verifier that ``begins`` is to score, or what it still scores; 409 where the attempt is past scoring."""
+    order = await shared.requests.write(lambda tx: regrades.order(tx, session, begins=begins), about=session)
+    if order is None:
+        raise Conflict(f"attempt {session} is past scoring: {scores.SILENT}")
+    return as_json(order)

@@ -238,10 +238,12 @@ def ask_for_score(tx: Transaction, rollout: Rollout) -> None:
 
 
 async def _again(tx: Transaction, held: Held, outcome: Outcome, cause: str | None) -> bool:
-    """Plan a new attempt where the fault was ours, the group still wants it and the bound allows."""
+    """Plan a new attempt where the fault was ours, the group still wants it and the bound allows.
+
+    What is wanted still was cancelled for a pause, which may be over by the time that its runner is heard.
+    """
     wanted = held.group.state is GroupState.OPEN and held.run.state in (RunState.RUNNING, RunState.PAUSED)
-    paused = outcome is Outcome.CANCELLED and held.run.state is RunState.PAUSED  # a runner let go of it for the pause
-    if not wanted or not (outcome is Outcome.INFRA_ERROR or paused):
+    if not wanted or outcome not in (Outcome.INFRA_ERROR, Outcome.CANCELLED):
         return False
     failures = await tx.session.scalar(
         select(func.count()).where(

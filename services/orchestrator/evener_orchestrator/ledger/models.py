@@ -155,6 +155,7 @@ class Rollout(Base):
     version_min: Mapped[int | None] = mapped_column(comment="the oldest policy version that sampled a token")
     version_max: Mapped[int | None] = mapped_column(comment="the newest policy version that sampled a token")
     scorings: Mapped[int] = mapped_column(default=0, comment="how often its scoring failed through a fault of ours")
+    orders: Mapped[int] = mapped_column(default=0, comment="how often a verifier began to score it")
     issued_at: Mapped[datetime | None] = mapped_column(
         comment="when the command it waits on was last sent, or a verifier last heard of"
     )
@@ -313,6 +314,7 @@ class Regrade(Base):
     detail: Mapped[str] = mapped_column(Text, default="", comment="what the fault said")
     seconds: Mapped[float | None] = mapped_column(comment="how long the scoring took")
     scorings: Mapped[int] = mapped_column(default=0, comment="how often its scoring failed through a fault of ours")
+    orders: Mapped[int] = mapped_column(default=0, comment="how often a verifier began to score it")
     issued_at: Mapped[datetime] = mapped_column(comment="when its command was last sent, or a verifier last heard of")
     created_at: Mapped[datetime] = mapped_column(comment="when it was asked for")
     ended_at: Mapped[datetime | None] = mapped_column(comment="when it was graded; null while it waits")

@@ -60,17 +60,25 @@ async def ask(tx: Transaction, given: str) -> Asked:
     return Asked(kind, target.id, len(graded), (number or 0) - len(graded))
 
 
-async def order(tx: Transaction, session: str) -> ScoreOrder:
-    """What to score of an attempt: its own score, or else what is to be graded again. Raises Conflict where neither is."""
+async def order(tx: Transaction, session: str, *, begins: bool) -> ScoreOrder | None:
+    """What to score of an attempt: its own score, or else what is to be graded again. Raises Conflict where neither is.
+
+    None where that has ended now: too many verifiers have begun (`scores.ORDERS`).
+    """
     held = await hold(tx, session)
     if scores.awaits(held):
-        return scores.order(tx, held)
+        return scores.order(tx, held, begins=begins)
     regrade = await tx.session.scalar(
         select(Regrade).where(Regrade.attempt_id == session, Regrade.ended_at.is_(None)).order_by(Regrade.id).limit(1)
     )
     if regrade is None:
         raise Conflict(f"attempt {session} is past scoring")
     regrade.issued_at = tx.now
+    regrade.orders += begins
+    if regrade.orders > scores.ORDERS:
+        regrade.cause, regrade.detail, regrade.ended_at = "verifier_failed", scores.SILENT, tx.now
+        tx.note("regrade", run_id=held.run.id, rollout_id=held.rollout.id, score=None, cause=regrade.cause)
+        return None
     return scores.order_of(held, regrade=regrade.id)
 
 

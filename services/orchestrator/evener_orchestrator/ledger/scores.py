@@ -1,7 +1,7 @@
 """A score is recorded once; the author's fault rejects the group, and ours is tried again and never becomes a zero.
 
-``order`` tells a verifier what to score, and is asked again while it does; ``record`` takes its answer. Called by the API and
-the consumer.
+``order`` tells a verifier what to score, and is asked again while it does; ``record`` takes its answer. A snapshot that no
+verifier survives is ordered `ORDERS` times. Called by the API and the consumer.
 """
 
 from math import isfinite
@@ -26,13 +26,24 @@ SCORINGS = 3
 """Scorings of one snapshot that may fail through a fault of ours before the rollout does."""
 
 
-def order(tx: Transaction, held: Held) -> ScoreOrder:
-    """What to score of a locked attempt that `awaits` its score.
+ORDERS = 12
+"""Verifiers that may begin on one snapshot: each report of a fault and each restart amid a scoring is one, and one that dies of
+a snapshot has five before its command is a dead letter."""
 
-    Whoever asks is at it: the command is issued again only `REISSUE_S` later, so that long tests, or a score that waits to
-    be read, do not occupy a second verifier.
+SILENT = f"{ORDERS} verifiers began to score it, and none has told a score"
+
+
+def order(tx: Transaction, held: Held, *, begins: bool) -> ScoreOrder | None:
+    """What to score of a locked attempt that `awaits` its score; None where it has failed now, since no verifier tells one.
+
+    Whoever asks is at it, and at its start ``begins``: the command is issued again only `REISSUE_S` later, so that long tests,
+    or a score that waits to be read, do not occupy a second verifier.
     """
     held.rollout.issued_at = tx.now
+    held.rollout.orders += begins
+    if held.rollout.orders > ORDERS:
+        _fail(tx, held, Outcome.INFRA_ERROR, "verifier_failed", SILENT)
+        return None
     return order_of(held)
 
 
