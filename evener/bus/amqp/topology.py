@@ -26,7 +26,7 @@ class Topology:
 
     def __init__(self) -> None:
         self._declared: set[str] = set()
-        self._lock = asyncio.Lock()
+        self._declaring: dict[tuple[Link, str], asyncio.Task[None]] = {}
 
     def forget(self) -> None:
         """Trust nothing that was declared."""
@@ -36,11 +36,21 @@ class Topology:
         """Make ``queue`` and the way to it, on a channel that nobody else uses: a refused declaration closes it."""
         if queue in self._declared:
             return
-        async with self._lock:  # a hundred who publish at once declare it once
-            if queue not in self._declared:
-                async with link.asked() as channel:
-                    await _declare(channel, queue)
-                self._declared.add(queue)
+        task = self._declaring.get((link, queue))
+        if task is None:  # a hundred who publish at once declare it once, or fail at once
+            task = self._declaring[link, queue] = asyncio.create_task(self._declare(link, queue))
+            task.add_done_callback(lambda ended: self._over(link, queue, ended))
+        await asyncio.shield(task)
+
+    async def _declare(self, link: Link, queue: str) -> None:
+        async with link.asked() as channel:
+            await _declare(channel, queue)
+        self._declared.add(queue)
+
+    def _over(self, link: Link, queue: str, ended: "asyncio.Task[None]") -> None:
+        del self._declaring[link, queue]
+        if not ended.cancelled():
+            ended.exception()  # everyone who waited may have been cancelled
 
 
 async def _declare(channel: AbstractChannel, queue: str) -> None:
