@@ -24,8 +24,8 @@ class Api:
         self.read = False
         self.beats = 0
 
-    async def scoring(self, session):
-        self.beats += 1
+    async def scoring(self, session, *, begins):
+        self.beats += not begins
         if self.read:
             raise Refused(session)
         return ORDER
