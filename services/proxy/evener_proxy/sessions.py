@@ -24,6 +24,7 @@ from evener_proxy.canonical import CallError
 BEAT_S = 1.0
 LEASE_S = 15.0  # a replica that is silent for this long is dead; a busy machine stalls an event loop for seconds
 MARKS_S = 0.05
+AWAITED_ANSWER_S = 0.5
 _CACHED = 4096
 _log = log.get("proxy")
 
@@ -128,10 +129,16 @@ class Sessions:
             del self._flights[flight.session_id]
 
     async def awaited(self, flight: Flight) -> bool:
-        """Whether a retry, at whichever replica, waits for the reply of a call whose own client has gone."""
+        """Whether a retry, at whichever replica, waits for the reply of a call whose own client has gone.
+
+        It does not where the store is silent: what nobody may want is aborted within a second.
+        """
+        if flight.over:
+            return False
         try:
-            return not flight.over and await self.store.awaited(flight.session_id, flight.call_id)
-        except RedisError:
+            async with asyncio.timeout(AWAITED_ANSWER_S):
+                return await self.store.awaited(flight.session_id, flight.call_id)
+        except (RedisError, TimeoutError):
             return False
 
     async def settle(self, session_id: str, sending: Sending) -> None:

@@ -324,6 +324,27 @@ async def test_a_pending_reply_that_nobody_waits_for_any_more_is_aborted(proxy, 
     await eventually(aborted, seconds=3)
 
 
+async def test_who_leaves_while_the_store_is_silent_ends_the_sampling_all_the_same(proxy, engine, monkeypatch):
+    async def silent(*_):
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(TraceStore, "awaited", silent)
+    engine.script.append(slow(engine, 30))
+    _, key = await proxy.open()
+    asking = asyncio.create_task(ask(proxy, key))
+
+    async def asked() -> bool:
+        return len(engine.asked) == 1
+
+    await eventually(asked)
+    asking.cancel()
+
+    async def aborted() -> bool:
+        return engine.aborted == 1
+
+    await eventually(aborted, seconds=2)
+
+
 async def test_the_same_body_beside_a_connected_client_is_a_new_sample(proxy, engine):
     engine.script.append(slow(engine, 0.4))
     session, key = await proxy.open()
